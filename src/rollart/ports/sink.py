@@ -1,0 +1,23 @@
+"""The EventSink port: where the journal goes.
+
+`append` never blocks and never fails: what cannot be written is raised by the next `flush`, which the pipeline awaits
+before it acts on a claim.
+"""
+
+from typing import Protocol
+
+from rollart.types.journal import JournalEvent
+
+
+class EventSink(Protocol):
+    """Keeps events in the order of `append`, each once."""
+
+    def append(self, event: JournalEvent) -> None: ...
+
+    async def flush(self) -> None:
+        """Return once everything appended so far is durable."""
+        ...
+
+    async def close(self) -> None:
+        """Flush, then free everything."""
+        ...

@@ -1,0 +1,255 @@
+"""The journal: every state change of the controller as a typed event.
+
+`at` is the time of the controller's loop in seconds. What happened to a trajectory, a group, a claim, an engine or a
+version can be told from these events alone; reports and audits read nothing else.
+"""
+
+import msgspec
+
+from rollart.types.ids import ClaimId, GroupId, PromptId, TrajectoryId, WorkerId
+from rollart.types.messages import Role
+from rollart.types.trajectory import GroupOutcome, Outcome, Purpose
+from rollart.types.versions import Version
+
+
+class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    at: float
+
+
+# --- the run --------------------------------------------------------------------------------------------------------
+
+
+class RunStarted(Event, frozen=True):
+    name: str
+    mode: str
+    alpha: int
+    seed: int
+    groups_per_batch: dict[str, int]
+    group_size: int
+
+
+class RunEnded(Event, frozen=True):
+    steps: int
+    reason: str = ""
+    """Empty when the run did all its steps."""
+
+
+class EpochStarted(Event, frozen=True):
+    """A trainer started. Durable before its first publication."""
+
+    epoch: int
+    step: int
+
+
+class StallReported(Event, frozen=True):
+    """Nothing moved for a while: what is waited for, one line each."""
+
+    waits: tuple[str, ...]
+
+
+# --- workers --------------------------------------------------------------------------------------------------------
+
+
+class WorkerSpawned(Event, frozen=True):
+    worker: WorkerId
+    role: Role
+    pool: str
+
+
+class WorkerJoined(Event, frozen=True):
+    worker: WorkerId
+
+
+class WorkerDied(Event, frozen=True):
+    worker: WorkerId
+    reason: str
+    action: str
+
+
+class Quarantined(Event, frozen=True):
+    """A part failed so often that it gets no work until `until`."""
+
+    part: str
+    failures: int
+    until: float
+    reason: str
+
+
+# --- weights --------------------------------------------------------------------------------------------------------
+
+
+class VersionPublished(Event, frozen=True):
+    version: Version
+    nbytes: int
+
+
+class EngineUpdated(Event, frozen=True):
+    worker: WorkerId
+    version: Version
+
+
+class EngineOutOfService(Event, frozen=True):
+    """The engine could not take the version and serves nothing until it has one."""
+
+    worker: WorkerId
+    reason: str
+
+
+class WeightsSynced(Event, frozen=True):
+    """All engines in service have the version.
+
+    `suspended_s`: how long no step was taken; `exposed_s`: how long the sync waited for publication and staging.
+    """
+
+    version: Version
+    suspended_s: float
+    exposed_s: float
+
+
+# --- groups and trajectories ----------------------------------------------------------------------------------------
+
+
+class GroupOpened(Event, frozen=True):
+    group: GroupId
+    task: str
+    prompt: PromptId
+    purpose: Purpose
+    attempt: int
+
+
+class TrajectoryStarted(Event, frozen=True):
+    trajectory: TrajectoryId
+    group: GroupId
+    member: int
+    attempt: int
+    environment: str
+
+
+class Placed(Event, frozen=True):
+    """A trajectory's turns go to an engine from here on. `reason` is empty for the preferred class."""
+
+    trajectory: TrajectoryId
+    engine: WorkerId
+    hardware: str
+    reason: str = ""
+
+
+class TurnEnded(Event, frozen=True):
+    trajectory: TrajectoryId
+    turn: int
+    engine: WorkerId
+    sampled: int
+    prefilled: int
+    cached: int
+    recomputed: int
+    versions: tuple[tuple[Version, int], ...]
+
+
+class TrajectoryEnded(Event, frozen=True):
+    trajectory: TrajectoryId
+    outcome: Outcome
+    turns: int
+    sampled: int
+    reward: float | None = None
+    first: Version | None = None
+    last: Version | None = None
+    masked: bool = False
+    cause: str = ""
+
+
+class GroupEnded(Event, frozen=True):
+    group: GroupId
+    outcome: GroupOutcome
+    requeued: bool
+    cause: str = ""
+
+
+# --- batches --------------------------------------------------------------------------------------------------------
+
+
+class BatchClaimed(Event, frozen=True):
+    """Durable before the trainer sees the batch. `staleness` holds one entry per group, masked members left out."""
+
+    claim: ClaimId
+    step: int
+    served: Version
+    trained: Version
+    groups: tuple[GroupId, ...]
+    trajectories: tuple[TrajectoryId, ...]
+    staleness: tuple[int, ...]
+    lag: tuple[int, ...]
+
+
+class StepTrained(Event, frozen=True):
+    claim: ClaimId
+    version: Version
+    seconds: float
+    metrics: dict[str, float]
+
+
+class ClaimReturned(Event, frozen=True):
+    claim: ClaimId
+    cause: str
+
+
+class ShareRedistributed(Event, frozen=True):
+    """A task could not fill its share by its deadline; others fill in for this batch."""
+
+    step: int
+    missing: dict[str, int]
+    filled_by: dict[str, int]
+    cause: str
+
+
+class CursorMoved(Event, frozen=True):
+    """A prompt was taken from its source; `cursor` is where the source stands after it."""
+
+    task: str
+    prompt: PromptId
+    cursor: str
+
+
+class EvalEnded(Event, frozen=True):
+    """One round of held-out episodes. `mean_reward` is over those that ended with a reward."""
+
+    task: str
+    step: int
+    episodes: int
+    scored: int
+    mean_reward: float
+
+
+class PoolTime(Event, frozen=True):
+    """Where the time of a pool's workers went since the last such event: worker-seconds by cause, `busy` among them."""
+
+    pool: str
+    seconds: dict[str, float]
+
+
+JournalEvent = (
+    RunStarted
+    | RunEnded
+    | EpochStarted
+    | StallReported
+    | WorkerSpawned
+    | WorkerJoined
+    | WorkerDied
+    | Quarantined
+    | VersionPublished
+    | EngineUpdated
+    | EngineOutOfService
+    | WeightsSynced
+    | GroupOpened
+    | TrajectoryStarted
+    | Placed
+    | TurnEnded
+    | TrajectoryEnded
+    | GroupEnded
+    | BatchClaimed
+    | StepTrained
+    | ClaimReturned
+    | ShareRedistributed
+    | CursorMoved
+    | EvalEnded
+    | PoolTime
+)

@@ -1,0 +1,342 @@
+"""What the controller and its workers say to each other: one type per intent.
+
+Commands go out and events come back in batches (`Runtime.post`, `Worker.advance`). Every command may arrive twice and
+every event may be lost or doubled, so each names what it is about (request, episode and turn, claim, version) and
+receivers ignore what they have seen.
+
+    role         commands                                      events
+    engine       Add Abort EndSession Suspend Resume           TurnDone PrefixMiss Refused Progress
+                 Stage Update                                  Staged StageFailed Updated
+    environment  Reset Step Close                              Observed EnvironmentFailed
+    reward       Score                                         Scored ScoreFailed
+    trainer      Train Publish                                 Trained Published TrainerFailed
+"""
+
+import enum
+
+import msgspec
+
+from rollart.types.ids import ClaimId, RequestId, TrajectoryId
+from rollart.types.tokens import Generated, Segment
+from rollart.types.trajectory import Prompt, TrainSample
+from rollart.types.versions import Version
+from rollart.types.weights import Manifest
+
+# --- engine ---------------------------------------------------------------------------------------------------------
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """How to sample. Training needs the full softmax at `temperature`, so there is no top-p or top-k here yet."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    stop_tokens: tuple[int, ...] = ()
+    seed: int = 0
+
+
+class Add(msgspec.Struct, frozen=True):
+    """Generate one turn. Only what is new travels: `new` follows the first `prefix_length` tokens of the session.
+
+    An engine that does not hold that prefix (by length and digest) answers `PrefixMiss` and gets the whole, with
+    `prefix_length` 0, which always replaces what the session held.
+    """
+
+    request: RequestId
+    session: TrajectoryId
+    task: str
+    prefix_length: int
+    prefix_digest: bytes
+    new: Segment
+    sampling: Sampling
+
+
+class Abort(msgspec.Struct, frozen=True):
+    """End a request; answered by `TurnDone(ABORTED)` with what was generated. Unknown requests are ignored."""
+
+    request: RequestId
+
+
+class EndSession(msgspec.Struct, frozen=True):
+    """The trajectory is over: free what is kept for it."""
+
+    session: TrajectoryId
+
+
+class Suspend(msgspec.Struct, frozen=True):
+    """Take no step until `Resume`; requests in flight are kept."""
+
+
+class Resume(msgspec.Struct, frozen=True):
+    """Go on after `Suspend`."""
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """Fetch and verify a version beside the one in service, while generation goes on."""
+
+    manifest: Manifest
+
+
+class Update(msgspec.Struct, frozen=True):
+    """Between two steps, serve the staged version from now on."""
+
+    version: Version
+
+
+EngineCommand = Add | Abort | EndSession | Suspend | Resume | Stage | Update
+
+
+class FinishReason(enum.Enum):
+    """Why a turn ended."""
+
+    STOP = "stop"
+    """A stop token was sampled; it is the last token."""
+    LENGTH = "length"
+    """`max_tokens` or the engine's context ended it."""
+    ABORTED = "aborted"
+    """An `Abort` ended it."""
+
+
+class TurnUsage(msgspec.Struct, frozen=True, array_like=True):
+    """What a turn cost, in tokens. `recomputed` is KV computed again because an update made it void."""
+
+    prefilled: int = 0
+    cached: int = 0
+    recomputed: int = 0
+
+
+class TurnDone(msgspec.Struct, frozen=True):
+    """A request ended. `generated` is what came after the last `Progress` of this request."""
+
+    request: RequestId
+    generated: Generated
+    finish: FinishReason
+    usage: TurnUsage
+
+
+class PrefixMiss(msgspec.Struct, frozen=True):
+    """The session's prefix is not here; send the request again with the whole."""
+
+    request: RequestId
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """The request can never be served here (too long, no weights yet); the engine is well."""
+
+    request: RequestId
+    reason: str
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """Tokens sampled since the last report, so that a fail-over resumes at the token position.
+
+    An engine with requests in flight, and not suspended, reports at least every `progress_interval_s`, with or without
+    tokens to show: silence is how a stopped engine is noticed.
+    """
+
+    parts: tuple[tuple[RequestId, Generated], ...]
+    steps: int
+
+
+class Staged(msgspec.Struct, frozen=True):
+    """Every rank holds the version, verified by digest."""
+
+    version: Version
+
+
+class StageFailed(msgspec.Struct, frozen=True):
+    """The version could not be fetched or verified. The version in service stays."""
+
+    version: Version
+    reason: str
+
+
+class Updated(msgspec.Struct, frozen=True):
+    """The version is in service; every later token carries it."""
+
+    version: Version
+
+
+EngineEvent = TurnDone | PrefixMiss | Refused | Progress | Staged | StageFailed | Updated
+
+
+class KvOnUpdate(enum.Enum):
+    """What an engine does with the KV cache when its weights change."""
+
+    RECOMPUTE = "recompute"
+    KEEP = "keep"
+
+
+class EngineInfo(msgspec.Struct, frozen=True):
+    """What an engine can do, said when it joins."""
+
+    slots: int
+    """Requests that it can run at once; more are queued."""
+    max_context: int
+    kv_on_update: KvOnUpdate = KvOnUpdate.RECOMPUTE
+    sessions: bool = True
+    """Keeps a session's prefix between turns."""
+    progress_interval_s: float = 5.0
+
+
+# --- environment ----------------------------------------------------------------------------------------------------
+
+
+class Reset(msgspec.Struct, frozen=True):
+    """Start an episode in one of the worker's environments: a fresh one, whatever was there before is closed."""
+
+    episode: TrajectoryId
+    slot: int
+    prompt: Prompt
+    member: int
+
+
+class Step(msgspec.Struct, frozen=True):
+    """Act. `action` is what the engine sampled in this turn; the environment decodes it beside itself."""
+
+    episode: TrajectoryId
+    turn: int
+    action: Segment
+
+
+class Close(msgspec.Struct, frozen=True):
+    """The episode is over, or given up: free its environment."""
+
+    episode: TrajectoryId
+
+
+EnvironmentCommand = Reset | Step | Close
+
+
+class Observed(msgspec.Struct, frozen=True):
+    """The answer to `Reset` (turn 0) or to `Step` (its turn).
+
+    `new_sequence`: the agent rewrote its history; `observation` is the whole new context.
+    `truncated`: ended by a limit of the agent's own, which is its result.
+    `artifact`: at the end of the episode, what the reward function needs to see.
+    """
+
+    episode: TrajectoryId
+    turn: int
+    observation: Segment
+    reward: float = 0.0
+    done: bool = False
+    truncated: bool = False
+    new_sequence: bool = False
+    artifact: bytes = b""
+
+
+class EnvironmentFailed(msgspec.Struct, frozen=True):
+    """The environment itself failed: not the agent's doing."""
+
+    episode: TrajectoryId
+    turn: int
+    reason: str
+
+
+EnvironmentEvent = Observed | EnvironmentFailed
+
+
+class EnvironmentInfo(msgspec.Struct, frozen=True):
+    """What an environment worker hosts."""
+
+    task: str
+    slots: int
+
+
+# --- reward ---------------------------------------------------------------------------------------------------------
+
+
+class Score(msgspec.Struct, frozen=True):
+    """Compute the final reward of a trajectory. Stateless: the same key always means the same question."""
+
+    key: str
+    trajectory: TrajectoryId
+    task: str
+    prompt: Prompt
+    turn_rewards: tuple[float, ...]
+    artifact: bytes
+    truncated: bool
+
+
+class Scored(msgspec.Struct, frozen=True):
+    key: str
+    value: float
+
+
+class ScoreFailed(msgspec.Struct, frozen=True):
+    key: str
+    reason: str
+    retry: bool = True
+    """Whether asking again may help (429, 5xx), or the answer will be the same."""
+
+
+RewardCommand = Score
+RewardEvent = Scored | ScoreFailed
+
+
+class RewardInfo(msgspec.Struct, frozen=True):
+    """What a reward worker can do."""
+
+    slots: int
+
+
+# --- trainer --------------------------------------------------------------------------------------------------------
+
+
+class Train(msgspec.Struct, frozen=True):
+    """One optimiser step on a claimed batch; the weights become `version`."""
+
+    claim: ClaimId
+    version: Version
+    samples: tuple[TrainSample, ...]
+
+
+class Publish(msgspec.Struct, frozen=True):
+    """Write the current weights to the store as `version`."""
+
+    version: Version
+
+
+TrainerCommand = Train | Publish
+
+
+class Trained(msgspec.Struct, frozen=True):
+    claim: ClaimId
+    version: Version
+    metrics: dict[str, float]
+
+
+class Published(msgspec.Struct, frozen=True):
+    manifest: Manifest
+
+
+class TrainerFailed(msgspec.Struct, frozen=True):
+    """A command could not be carried out; the weights are those of before."""
+
+    claim: ClaimId | None
+    reason: str
+
+
+TrainerEvent = Trained | Published | TrainerFailed
+
+
+class TrainerInfo(msgspec.Struct, frozen=True):
+    """What a trainer is, said when it joins."""
+
+    parameters: int
+
+
+# --- any role -------------------------------------------------------------------------------------------------------
+
+WorkerCommand = EngineCommand | EnvironmentCommand | RewardCommand | TrainerCommand
+WorkerEvent = EngineEvent | EnvironmentEvent | RewardEvent | TrainerEvent
+WorkerInfo = EngineInfo | EnvironmentInfo | RewardInfo | TrainerInfo
+
+
+class Role(enum.Enum):
+    """What a worker does."""
+
+    ENGINE = "engine"
+    ENVIRONMENT = "environment"
+    REWARD = "reward"
+    TRAINER = "trainer"

@@ -1,0 +1,160 @@
+"""Trajectories, groups and how they end."""
+
+import enum
+from typing import Any
+
+import msgspec
+
+from rollart.types.ids import GroupId, PromptId, TrajectoryId
+from rollart.types.tokens import TokenSequence
+from rollart.types.versions import Version
+
+
+class Purpose(enum.Enum):
+    """Why a trajectory is made. Both pass through the same control plane."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+class Outcome(enum.Enum):
+    """How a started trajectory ended: exactly one of these."""
+
+    COMPLETED = "completed"
+    """The environment ended the episode and the reward arrived."""
+    TRUNCATED = "truncated"
+    """The agent ran into a limit of its own (turns, tokens, its sandbox); a result like any other."""
+    STALE = "stale"
+    """It fell behind the staleness bound."""
+    REDUNDANT = "redundant"
+    """Enough others finished first."""
+    ENV_FAILED = "env_failed"
+    """Its environment failed; never a reward."""
+    ENGINE_FAILED = "engine_failed"
+    """No engine could go on with it."""
+    REWARD_FAILED = "reward_failed"
+    """Its reward could not be had."""
+    CANCELLED = "cancelled"
+    """The run ended, its group failed, or a roll-back voided it."""
+
+
+TRAINABLE = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED})
+
+
+class GroupOutcome(enum.Enum):
+    """How an opened group ended: exactly one of these."""
+
+    TRAINED = "trained"
+    """Its batch was trained."""
+    FILTERED = "filtered"
+    """The accept hook refused it (no signal in it, say). Its prompt is spent."""
+    REDUNDANT = "redundant"
+    """Enough other groups finished first. Its prompt is queued again."""
+    STALE = "stale"
+    """Its oldest member fell behind the staleness bound. Its prompt is queued again."""
+    FAILED = "failed"
+    """Too many of its members failed. Its prompt is queued again a few times, then set aside."""
+    CANCELLED = "cancelled"
+    """The run ended or was rolled back. Its prompt is queued again."""
+
+
+class StaleTreatment(enum.Enum):
+    """What happens to a trajectory past the staleness bound."""
+
+    ABORT = "abort"
+    """It ends as `stale`, and its group with it."""
+    MASK = "mask"
+    """It finishes; its tokens are not trained, its reward stays in the group's baseline."""
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """One item of a prompt source: what an environment is reset with."""
+
+    id: PromptId
+    task: str
+    seed: int
+    data: dict[str, Any] = {}
+
+
+class Trajectory:
+    """The record of one attempt at one member of a group; owned by its EnvManager until it ends, then read only.
+
+    Most trajectories have one sequence. An agent that rewrites its history (a new context, a compaction) opens another.
+    """
+
+    __slots__ = (
+        "artifact",
+        "attempt",
+        "first_version",
+        "group",
+        "id",
+        "last_version",
+        "masked",
+        "member",
+        "outcome",
+        "prompt",
+        "purpose",
+        "reward",
+        "sequences",
+        "task",
+        "truncated",
+        "turn_rewards",
+        "turns",
+    )
+
+    def __init__(
+        self,
+        *,
+        id: TrajectoryId,
+        group: GroupId,
+        member: int,
+        attempt: int,
+        task: str,
+        purpose: Purpose,
+        prompt: Prompt,
+    ) -> None:
+        self.id = id
+        self.group = group
+        self.member = member
+        self.attempt = attempt
+        self.task = task
+        self.purpose = purpose
+        self.prompt = prompt
+        self.sequences: list[TokenSequence] = [TokenSequence()]
+        self.turns = 0
+        self.turn_rewards: list[float] = []
+        self.reward: float | None = None
+        self.artifact: bytes = b""
+        self.first_version: Version | None = None
+        self.last_version: Version | None = None
+        self.truncated = False
+        self.masked = False
+        self.outcome: Outcome | None = None
+
+    @property
+    def sequence(self) -> TokenSequence:
+        """The sequence that grows."""
+        return self.sequences[-1]
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(sequence.sampled for sequence in self.sequences)
+
+    @property
+    def total_tokens(self) -> int:
+        return sum(sequence.length for sequence in self.sequences)
+
+
+class TrainSample(msgspec.Struct, frozen=True):
+    """One trajectory of a batch, as the trainer gets it: by reference inside a process.
+
+    A masked sample takes part in nothing but its group's baseline, which is already in everybody's advantage.
+    """
+
+    trajectory: TrajectoryId
+    group: GroupId
+    task: str
+    sequences: tuple[TokenSequence, ...]
+    advantage: float
+    reward: float
+    masked: bool = False
