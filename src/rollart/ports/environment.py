@@ -1,8 +1,8 @@
 """The Environment port: one episode of one agent in text, hosted by an environment worker.
 
 Worker side: many environments live in one worker (`backends.environments.host`), which speaks `Reset`, `Step`, `Close`.
-The object below is what a task provides. It may block: each runs in a thread of its own, so that a
-slow one holds up nobody. Rendering and tokenising happen here, beside the environment: text never reaches the controller.
+The object below is what a task provides. It may block: each runs in a thread of its own, so that a slow
+one holds up nobody. Rendering and tokenising happen beside the environment: text never reaches the controller.
 """
 
 from typing import NamedTuple, Protocol

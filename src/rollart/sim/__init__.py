@@ -1,0 +1,1 @@
+"""The control plane in virtual time over modelled hardware. Never imports `backends`."""

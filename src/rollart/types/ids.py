@@ -15,7 +15,7 @@ RequestId = NewType("RequestId", int)
 """One generation request at one engine: a turn that moves to another engine gets a new one."""
 
 WorkerId = NewType("WorkerId", str)
-"""One incarnation of a worker, such as `engine/H20/0.1`: a restarted one has a new id, and events of the old are void."""
+"""One incarnation of a worker, such as `engine/H20/0.1`; a restarted one has a new id: events of the old are void."""
 
 PromptId = NewType("PromptId", str)
 """What a prompt source calls an item; unique within its task."""

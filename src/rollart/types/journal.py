@@ -178,6 +178,7 @@ class BatchClaimed(Event, frozen=True):
     trajectories: tuple[TrajectoryId, ...]
     staleness: tuple[int, ...]
     lag: tuple[int, ...]
+    masked: tuple[TrajectoryId, ...] = ()
 
 
 class StepTrained(Event, frozen=True):

@@ -44,6 +44,13 @@ class VersionRun(msgspec.Struct, frozen=True, array_like=True):
     length: int
 
 
+def concatenate(parts: "list[Segment]") -> Segment:
+    """Adjacent segments as one; without payload if one of them has none."""
+    length = sum(part.length for part in parts)
+    payloads = [part.payload for part in parts if part.payload is not None]
+    return Segment(length, b"".join(payloads) if len(payloads) == len(parts) else None)
+
+
 class Generated(msgspec.Struct, frozen=True, array_like=True):
     """What an engine sampled: tokens, one log-probability for each (absent in simulation), and their versions.
 
@@ -60,12 +67,8 @@ class Generated(msgspec.Struct, frozen=True, array_like=True):
             return later
         if not later.tokens.length:
             return self
-        left, right = self.tokens.payload, later.tokens.payload
-        payload = None if left is None or right is None else left + right
         logprobs = None if self.logprobs is None or later.logprobs is None else self.logprobs + later.logprobs
-        return Generated(
-            Segment(self.tokens.length + later.tokens.length, payload), logprobs, merge_runs(self.runs, later.runs)
-        )
+        return Generated(concatenate([self.tokens, later.tokens]), logprobs, merge_runs(self.runs, later.runs))
 
 
 NOTHING = Generated(EMPTY, b"", ())
@@ -85,13 +88,15 @@ class TokenSequence:
     Keeps the running digest of the prefix, so that a turn can name the prefix it builds on without sending it.
     """
 
-    __slots__ = ("_hash", "length", "sampled", "segments")
+    __slots__ = ("_hash", "length", "sampled", "segments", "turn_digest", "turn_length")
 
     def __init__(self) -> None:
         self.segments: list[Segment | Generated] = []
         self.length = 0
         self.sampled = 0
         self._hash = hashlib.blake2b(digest_size=16)
+        self.turn_length = 0
+        self.turn_digest = b""
 
     def append_context(self, segment: Segment) -> None:
         """Tokens that the policy did not choose: prompt and observations."""
@@ -105,23 +110,27 @@ class TokenSequence:
             self.segments.append(generated)
             self.sampled += generated.tokens.length
             self._grow(generated.tokens)
+            # What an engine holds of the session after this turn; the next turn names it.
+            self.turn_length = self.length
+            self.turn_digest = self._hash.digest()
 
     def _grow(self, segment: Segment) -> None:
         self.length += segment.length
         if segment.payload is not None:
             self._hash.update(segment.payload)
 
-    def digest(self) -> bytes:
-        """Digest of all tokens so far; of a simulated sequence, that of nothing."""
-        return self._hash.digest()
+    def since_turn(self) -> Segment:
+        """What was appended after the last sampled token."""
+        parts: list[Segment] = []
+        for item in reversed(self.segments):
+            if isinstance(item, Generated):
+                break
+            parts.append(item)
+        return parts[0] if len(parts) == 1 else concatenate(parts[::-1])
 
     def whole(self) -> Segment:
         """All tokens as one segment."""
-        parts = [item.tokens if isinstance(item, Generated) else item for item in self.segments]
-        payloads = [part.payload for part in parts if part.payload is not None]
-        if len(payloads) != len(parts):
-            return Segment(self.length, None)
-        return Segment(self.length, b"".join(payloads))
+        return concatenate([item.tokens if isinstance(item, Generated) else item for item in self.segments])
 
     def action_mask(self) -> NDArray[np.bool_]:
         """True for the tokens that the policy sampled."""
@@ -159,5 +168,5 @@ class TokenSequence:
 
 
 def prefix_digest(tokens: bytes) -> bytes:
-    """The digest that `TokenSequence.digest` gives for these token bytes; engines check a session's prefix with it."""
+    """What `TokenSequence.turn_digest` holds for these token bytes; engines check a session's prefix with it."""
     return hashlib.blake2b(tokens, digest_size=16).digest()

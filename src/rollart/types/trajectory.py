@@ -56,6 +56,8 @@ class GroupOutcome(enum.Enum):
     """Too many of its members failed. Its prompt is queued again a few times, then set aside."""
     CANCELLED = "cancelled"
     """The run ended or was rolled back. Its prompt is queued again."""
+    EVALUATED = "evaluated"
+    """An evaluation: its trajectory was scored, nothing is trained."""
 
 
 class StaleTreatment(enum.Enum):

@@ -1,0 +1,94 @@
+"""From TOML and `--set` overrides to a checked config. Every problem is a `ConfigError` with the key's path."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from rollart.config.suggest import did_you_mean
+from rollart.types.errors import ConfigError
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError("", f"{path}: no such config file") from None
+    except IsADirectoryError:
+        raise ConfigError("", f"{path} is a folder; give the config file in it") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError("", f"{path} is not valid TOML: {error}") from None
+
+
+def override(data: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+    """`data` with `key.path=value` assignments applied.
+
+    Values are TOML (`3`, `true`, `"text"`, `[1, 2]`); what is not valid TOML is taken as text.
+    """
+    out = _copy(data)
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        keys = path.strip().split(".")
+        if not equals or not all(keys):
+            raise ConfigError("", f"--set {assignment!r}: write key=value, such as --set batch.group_size=4")
+        table = out
+        for depth, key in enumerate(keys[:-1]):
+            table = table.setdefault(key, {})
+            if not isinstance(table, dict):
+                raise ConfigError(".".join(keys[: depth + 1]), f"is not a table, so --set {assignment!r} cannot apply")
+        table[keys[-1]] = _value(text.strip())
+    return out
+
+
+def check(model: type[M], data: Mapping[str, Any]) -> M:
+    """`data` as a `model`, or the first problem as a `ConfigError`."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise _explained(model, first["loc"], first["type"], first["msg"], first.get("input")) from None
+
+
+def _explained(
+    model: type[BaseModel], loc: tuple[int | str, ...], kind: str, message: str, given: object
+) -> ConfigError:
+    path = ".".join(str(part) for part in loc)
+    if kind == "extra_forbidden":
+        known = _keys_at(model, loc[:-1])
+        return ConfigError(path, f"unknown key{did_you_mean(str(loc[-1]), known)}")
+    if kind == "missing":
+        return ConfigError(path, "is missing")
+    words = message[:1].lower() + message[1:]
+    if kind in ("enum", "literal_error") and isinstance(given, str):
+        options = [word.strip(" '") for word in message.partition("should be ")[2].replace(" or ", ",").split(",")]
+        return ConfigError(path, f"{words}, not {given!r}{did_you_mean(given, options)}")
+    return ConfigError(path, f"{words}, not {given!r}")
+
+
+def _keys_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
+    """The keys that the table at `loc` may have."""
+    here: Any = model
+    for part in loc:
+        if isinstance(here, type) and issubclass(here, BaseModel):
+            field = here.model_fields.get(str(part))
+            here = None if field is None else field.annotation
+        else:
+            # A mapping such as dict[str, TaskSettings]: any name leads to its value type.
+            here = get_args(here)[-1] if get_args(here) else None
+    return list(here.model_fields) if isinstance(here, type) and issubclass(here, BaseModel) else []
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _copy(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in data.items()}

@@ -1,0 +1,226 @@
+"""The configuration of a run. Everything that can be refused is refused here, before anything starts."""
+
+import math
+from fractions import Fraction
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rollart.config.base import Strict
+from rollart.config.modes import MODES, Mode, ModeSettings
+from rollart.config.suggest import did_you_mean
+from rollart.types.errors import ConfigError
+from rollart.types.trajectory import StaleTreatment
+
+Positive = Annotated[int, Field(gt=0)]
+NotNegative = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class BatchSettings(Strict):
+    """What a training step consumes: whole groups."""
+
+    trajectories: Positive = 64
+    group_size: Positive = 8
+    extra_groups: NotNegative = 0
+    """Groups in flight beyond what a batch needs, per task. The first to finish are kept: a bias to short ones."""
+    extra_members: NotNegative = 0
+    """Members started beyond `group_size`. The first to finish are kept: a bias to short ones."""
+
+
+class TaskSettings(Strict):
+    """One task: its environments, its share of the batch, its hardware, its limits."""
+
+    share: Annotated[float, Field(gt=0)] = 1.0
+    """Relative to the other tasks; every task must come out at a whole number of groups per batch."""
+    hardware: str | None = None
+    """The class of engine that fits best; None = any."""
+    fallback: tuple[str, ...] | None = None
+    """Classes that will do when the preferred one is missing or overloaded; None = every other class."""
+    environments: Positive = 16
+    """Episodes that can run at once."""
+    environments_per_worker: Positive = 64
+    max_turns: Positive = 30
+    max_turn_tokens: Positive = 64
+    max_context: Positive = 32768
+    """Tokens of one sequence; an episode that reaches it is truncated."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    stale: StaleTreatment = StaleTreatment.ABORT
+    reset_deadline_s: Seconds = 600.0
+    step_deadline_s: Seconds = 120.0
+    share_deadline_s: Seconds = 3600.0
+    """How long a batch waits for this task once all others have filled their shares."""
+    unfilled: Literal["redistribute", "stop"] = "redistribute"
+    """What happens then: other tasks fill in for this batch (recorded), or the run stops."""
+    eval_episodes: NotNegative = 0
+    """Held-out episodes per evaluation."""
+    environment: str = ""
+    """Factory of the environment, `package.module:callable` (real runs)."""
+    environment_settings: dict[str, Any] = Field(default_factory=dict)
+    reward: str = "rollart.backends.rewards.functions:episode_return"
+    """Factory path of the reward function (real runs)."""
+    prompts: tuple[int, int] = (0, 100_000)
+    """Range of seeds that training prompts are made from."""
+    eval_prompts: tuple[int, int] = (1_000_000, 1_001_000)
+
+
+class PoolSettings(Strict):
+    """A pool of engines of one hardware class."""
+
+    engines: Positive = 1
+    hardware: str = ""
+    """The class; the pool's name unless given."""
+
+
+class TrainerSettings(Strict):
+    """The optimiser, where it matters to a user."""
+
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    clip: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+
+
+class Deadlines(Strict):
+    """How long the controller waits for its workers before it acts."""
+
+    engine_silent_s: Seconds = 30.0
+    """An engine with requests in flight that reports nothing is taken for dead and replaced."""
+    turn_s: Seconds = 3600.0
+    """One turn, over all engines that try it; then the trajectory ends as `engine_failed`."""
+    engine_joins_s: Seconds = 300.0
+    """All engines gone for this long stops the run."""
+    stage_s: Seconds = 600.0
+    update_s: Seconds = 120.0
+    train_s: Seconds = 3600.0
+    publish_s: Seconds = 600.0
+    reward_s: Seconds = 120.0
+    stall_report_s: Seconds = 300.0
+    """When no trajectory, step or sync has moved for this long, the run says what it waits for."""
+
+
+class RunConfig(Strict):
+    """A whole run."""
+
+    name: str = "run"
+    seed: int = 0
+    steps: Positive = 10
+    mode: Mode = Mode.ROLLART
+    alpha: NotNegative = 1
+    """The staleness bound: how many updates a trajectory may lag behind the version in service when it is claimed."""
+    batch: BatchSettings = BatchSettings()
+    tasks: dict[str, TaskSettings]
+    pools: dict[str, PoolSettings]
+    eval_every: NotNegative = 0
+    """Steps between evaluations; 0 = never."""
+    rolling_update: bool = False
+    """Engines take a new version one by one instead of together."""
+    reward_workers: Positive = 1
+    trainer: TrainerSettings = TrainerSettings()
+    deadlines: Deadlines = Deadlines()
+    model: str | dict[str, Any] = Field(default_factory=dict)
+    """A checkpoint folder, or the configuration of a small model to build from scratch (real runs)."""
+
+    @property
+    def mode_settings(self) -> ModeSettings:
+        return MODES[self.mode]
+
+    @property
+    def groups(self) -> int:
+        """Groups per batch."""
+        return self.batch.trajectories // self.batch.group_size
+
+    def groups_per_batch(self) -> dict[str, int]:
+        """How many groups of each task a batch holds; sums up to `groups`."""
+        total = sum(Fraction(task.share).limit_denominator(10_000) for task in self.tasks.values())
+        return {
+            name: int(Fraction(task.share).limit_denominator(10_000) / total * self.groups)
+            for name, task in self.tasks.items()
+        }
+
+    def hardware_classes(self) -> dict[str, None]:
+        """The classes that some pool offers, in order."""
+        return {pool.hardware or name: None for name, pool in self.pools.items()}
+
+    def fallback_of(self, task: str) -> tuple[str, ...]:
+        """The classes that may serve a task besides the preferred one, in order."""
+        settings = self.tasks[task]
+        classes = self.hardware_classes()
+        wanted = tuple(classes) if settings.fallback is None else settings.fallback
+        return tuple(name for name in wanted if name in classes and name != settings.hardware)
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        self._check_present()
+        self._check_batch()
+        for name in self.tasks:
+            self._check_task(name)
+        return self
+
+    def _check_present(self) -> None:
+        if not self.tasks:
+            raise ConfigError("tasks", "there is no task; add a table such as [tasks.frozenlake]")
+        if not self.pools:
+            raise ConfigError("pools", "there is no pool of engines; add a table such as [pools.local]")
+
+    def _check_batch(self) -> None:
+        batch = self.batch
+        if batch.group_size > batch.trajectories:
+            raise ConfigError(
+                "batch.group_size",
+                f"a group of {batch.group_size} is larger than the batch of {batch.trajectories} trajectories; "
+                f"set batch.trajectories to a multiple of {batch.group_size}",
+            )
+        if batch.trajectories % batch.group_size:
+            low = batch.trajectories // batch.group_size * batch.group_size
+            raise ConfigError(
+                "batch.trajectories",
+                f"{batch.trajectories} trajectories are not whole groups of {batch.group_size}; "
+                f"use {low} or {low + batch.group_size}",
+            )
+        shares = {name: Fraction(task.share).limit_denominator(10_000) for name, task in self.tasks.items()}
+        total = sum(shares.values())
+        for name, share in shares.items():
+            groups = share / total * self.groups
+            if groups.denominator != 1:
+                raise ConfigError(
+                    f"tasks.{name}.share",
+                    f"a share of {float(share / total):.4g} of {self.groups} groups is {float(groups):.4g}, not "
+                    f"a whole number; use a batch of {self._smallest_batch(shares)} trajectories or a multiple of it",
+                )
+
+    def _smallest_batch(self, shares: dict[str, Fraction]) -> int:
+        total = sum(shares.values())
+        groups = 1
+        for share in shares.values():
+            part = (share / total).denominator
+            groups = math.lcm(groups, part)
+        return groups * self.batch.group_size
+
+    def _check_task(self, name: str) -> None:
+        task = self.tasks[name]
+        classes = self.hardware_classes()
+        for index, wanted in enumerate(task.fallback or ()):
+            if wanted not in classes:
+                raise ConfigError(f"tasks.{name}.fallback.{index}", _no_class(wanted, classes))
+        if task.hardware is not None and task.hardware not in classes and not task.fallback:
+            raise ConfigError(f"tasks.{name}.hardware", _no_class(task.hardware, classes))
+        if task.max_turn_tokens >= task.max_context:
+            raise ConfigError(
+                f"tasks.{name}.max_turn_tokens",
+                f"one turn of {task.max_turn_tokens} tokens leaves no room in a context of {task.max_context}; "
+                "lower it or raise max_context",
+            )
+        overlap = range(max(task.prompts[0], task.eval_prompts[0]), min(task.prompts[1], task.eval_prompts[1]))
+        if len(overlap):
+            raise ConfigError(
+                f"tasks.{name}.eval_prompts",
+                f"seeds {overlap.start} to {overlap.stop - 1} are also used for training; held-out ones must be apart",
+            )
+        if task.prompts[1] <= task.prompts[0]:
+            raise ConfigError(f"tasks.{name}.prompts", "the range of seeds is empty; give [first, past-the-last]")
+
+
+def _no_class(wanted: str, classes: dict[str, None]) -> str:
+    return (
+        f"no pool offers the hardware class {wanted!r}{did_you_mean(wanted, classes)}; pools offer {', '.join(classes)}"
+    )

@@ -1,0 +1,168 @@
+"""Open groups: which members to start, keep, replace and stop.
+
+A group wants `size` members that end with a result. It starts `extra` more than it needs, replaces those that fail, and
+once `size` have a result the rest is redundant. Every started member leaves by exactly one door, `member_ended`; every
+opened group leaves the book exactly once, by `complete`, `give_up` or `close`.
+
+    open ─ start … member_ended ─┬─ size results ──► complete: its kept members go to the buffer
+                                 ├─ too many failed ─► give_up (failed)
+                                 └─ stale, redundant, cancelled ─► close
+"""
+
+from dataclasses import dataclass, field
+
+from rollart.types.errors import InvariantBroken
+from rollart.types.ids import GroupId, TrajectoryId
+from rollart.types.trajectory import TRAINABLE, Outcome, Prompt, Purpose
+from rollart.types.versions import Version
+
+FAILURES = frozenset({Outcome.ENV_FAILED, Outcome.ENGINE_FAILED, Outcome.REWARD_FAILED})
+MAX_PROMPT_ATTEMPTS = 3
+"""A prompt whose groups failed this often is set aside: the fault is likely its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A prompt with its history: how often a group was opened for it, and which member numbers are used up.
+
+    Member numbers are never reused for a prompt, so a replacement is a new sample and not the same failure again.
+    """
+
+    prompt: Prompt
+    attempt: int = 0
+    failures: int = 0
+    next_member: int = 0
+
+
+@dataclass(slots=True)
+class OpenGroup:
+    """A group in the making."""
+
+    id: GroupId
+    task: str
+    purpose: Purpose
+    ticket: Ticket
+    size: int
+    extra: int
+    next_member: int
+    running: dict[TrajectoryId, Version | None] = field(default_factory=dict)
+    """Started and not ended, with the version of the first token."""
+    kept: dict[TrajectoryId, Version | None] = field(default_factory=dict)
+    """Ended with a result, in the order of their ends. Masked members have no version: they do not age the group."""
+    failed: int = 0
+
+    @property
+    def wanted(self) -> int:
+        """Members to start now."""
+        return max(0, self.size + self.extra - len(self.running) - len(self.kept))
+
+    @property
+    def oldest(self) -> Version | None:
+        """The first version of the oldest member; None while nobody has a token."""
+        versions = [*filter(None, self.running.values()), *filter(None, self.kept.values())]
+        return min(versions, default=None)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.kept) >= self.size
+
+    @property
+    def hopeless(self) -> bool:
+        """So many members failed that the prompt, not chance, must be to blame."""
+        return self.failed > 2 * self.size + 2
+
+    def requeued(self, *, failed: bool) -> Ticket:
+        """The prompt's ticket for another group."""
+        ticket = self.ticket
+        return Ticket(ticket.prompt, ticket.attempt + 1, ticket.failures + int(failed), self.next_member)
+
+
+class GroupBook:
+    """All open groups, in the order in which they were opened."""
+
+    def __init__(self) -> None:
+        self._groups: dict[GroupId, OpenGroup] = {}
+        self._short: dict[str, dict[GroupId, None]] = {}
+        self._open_by_task: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __contains__(self, group: GroupId) -> bool:
+        return group in self._groups
+
+    def __getitem__(self, group: GroupId) -> OpenGroup:
+        return self._groups[group]
+
+    def groups(self) -> list[OpenGroup]:
+        return list(self._groups.values())
+
+    def training(self, task: str) -> int:
+        """Open training groups of a task."""
+        return self._open_by_task.get(task, 0)
+
+    def open(self, id: GroupId, ticket: Ticket, purpose: Purpose, *, size: int, extra: int) -> OpenGroup:
+        if id in self._groups:
+            raise InvariantBroken(f"group {id} was opened twice")
+        group = OpenGroup(id, ticket.prompt.task, purpose, ticket, size, extra, ticket.next_member)
+        self._groups[id] = group
+        self._count(group, +1)
+        self._note(group)
+        return group
+
+    def short_of_members(self, task: str) -> OpenGroup | None:
+        """The oldest group of a task that wants another member."""
+        for id in self._short.get(task, {}):
+            return self._groups[id]
+        return None
+
+    def member_started(self, group: GroupId, trajectory: TrajectoryId) -> int:
+        """A member of the group starts; gives its number."""
+        entry = self._groups[group]
+        entry.running[trajectory] = None
+        number = entry.next_member
+        entry.next_member += 1
+        self._note(entry)
+        return number
+
+    def first_token(self, group: GroupId, trajectory: TrajectoryId, version: Version) -> None:
+        """A running member has its first token: from here on it ages."""
+        self._groups[group].running[trajectory] = version
+
+    def masked(self, group: GroupId, trajectory: TrajectoryId) -> None:
+        """A member's tokens will not be trained: it no longer ages the group."""
+        entry = self._groups[group]
+        for members in (entry.running, entry.kept):
+            if trajectory in members:
+                members[trajectory] = None
+
+    def member_ended(self, group: GroupId, trajectory: TrajectoryId, outcome: Outcome) -> OpenGroup:
+        """A member ended; kept if it has a result and a result is still wanted."""
+        entry = self._groups[group]
+        if trajectory not in entry.running:
+            raise InvariantBroken(f"trajectory {trajectory} of group {group} ended twice, or was never started")
+        first = entry.running.pop(trajectory)
+        if outcome in TRAINABLE:
+            entry.kept[trajectory] = first
+        elif outcome in FAILURES:
+            entry.failed += 1
+        self._note(entry)
+        return entry
+
+    def close(self, group: GroupId) -> OpenGroup:
+        """The group leaves the book. The caller stops those still running; nobody is started for it again."""
+        entry = self._groups.pop(group)
+        self._short.get(entry.task, {}).pop(group, None)
+        self._count(entry, -1)
+        return entry
+
+    def _note(self, group: OpenGroup) -> None:
+        short = self._short.setdefault(group.task, {})
+        if group.wanted and not group.complete:
+            short[group.id] = None
+        else:
+            short.pop(group.id, None)
+
+    def _count(self, group: OpenGroup, change: int) -> None:
+        if group.purpose is Purpose.TRAIN:
+            self._open_by_task[group.task] = self._open_by_task.get(group.task, 0) + change

@@ -1,0 +1,298 @@
+"""Hardware-affinity routing: which engine takes a trajectory's next turn.
+
+A task prefers a hardware class (many turns: a compute-optimised one; long answers: a bandwidth-optimised one) and names
+the classes that it can fall back to. Inside a class the least loaded engine wins, where load = requests in flight /
+slots, and ties go to the engine that joined first.
+
+What always holds:
+
+- A trajectory stays where its KV cache is: it moves only when its engine is out of service or older than its last
+  token, and back from a fallback to its preferred class.
+- It is never placed on an engine that serves no weights, that left, or that is older than its last token.
+- A new placement is in the preferred class whenever that class has an engine below the high watermark. It falls back
+  only to something less loaded, and comes back only when the preferred class has an engine below the low watermark:
+  between the two watermarks nothing moves, so nothing flaps.
+- Requests in flight at an engine = started − ended, also while it is out of service and after it came back.
+
+A worked example: FrozenLake prefers H800 (one engine of 8 slots) and may fall back to H20 (one engine of 8 slots).
+
+    in flight at H800    what happens
+    15 (1.875)           a new trajectory goes to H800, reason ''
+    16 (2.0, high)       a new one goes to H20, reason 'H800 overloaded'
+    8  (1.0, low)        its next turn stays on H20, and so does its KV
+    7  (0.875)           its next turn goes to H800, reason 'H800 available again'; from then on it stays there
+
+    >>> from rollart.types.ids import TrajectoryId, WorkerId
+    >>> router = Router({"FrozenLake": TaskAffinity("H800", ("H20",))})
+    >>> router.engine_joined(WorkerId("h20"), "H20", slots=8)
+    >>> router.engine_serves(WorkerId("h20"), Version(0, 0))
+    >>> placed = router.place(TrajectoryId(1), "FrozenLake", at_least=None, now=0.0)
+    >>> placed.decode, placed.reason
+    ('h20', 'H800 missing')
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from rollart.types.errors import InvariantBroken, RequestError
+from rollart.types.ids import TrajectoryId, WorkerId
+from rollart.types.versions import Version
+
+
+class TaskAffinity(msgspec.Struct, frozen=True):
+    """Where a task's turns should run.
+
+    `preferred` None means no affinity: the least loaded engine of the classes in `fallback`, or of all if it is empty.
+    """
+
+    preferred: str | None = None
+    fallback: tuple[str, ...] = ()
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Where a turn runs. `prefill` and `decode` are the same engine until there is a prefill/decode split.
+
+    `reason` says why the turn is not simply in its preferred class: `H800 missing`, `H800 too old` (its engines serve
+    weights older than the trajectory's last token), `H800 overloaded`; or, once, `H800 available again`.
+    `moved`: the previous turn ran on another engine, so the KV cache has to be computed again.
+    """
+
+    prefill: WorkerId
+    decode: WorkerId
+    hardware: str
+    reason: str = ""
+    moved: bool = False
+
+
+NO_AFFINITY = TaskAffinity()
+
+
+class _Engine:
+    """What the router knows of one engine. `version` is None while it is not in service."""
+
+    __slots__ = ("in_flight", "load", "order", "pool", "slots", "version", "worker")
+
+    def __init__(self, worker: WorkerId, pool: "_Pool", slots: int) -> None:
+        self.worker = worker
+        self.pool = pool
+        self.slots = slots
+        self.order = 0
+        self.version: Version | None = None
+        self.in_flight = 0
+        self.load = 0.0
+
+    def takes(self, at_least: Version | None) -> bool:
+        return self.version is not None and (at_least is None or self.version >= at_least)
+
+
+class _Pool:
+    """The engines of one hardware class, in the order in which they joined.
+
+    `spare` counts those in service and below the low watermark, so that a trajectory in a fallback class learns in one
+    look, at every turn, that there is no way back yet.
+    """
+
+    __slots__ = ("engines", "name", "spare")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.engines: dict[WorkerId, _Engine] = {}
+        self.spare = 0
+
+    def least_loaded(self, at_least: Version | None) -> _Engine | None:
+        best: _Engine | None = None
+        for engine in self.engines.values():
+            if (best is None or engine.load < best.load) and engine.takes(at_least):
+                best = engine
+        return best
+
+
+class _Home(NamedTuple):
+    """Where a trajectory's KV is, and the preferred class that it is away from, if any."""
+
+    placement: Placement
+    away_from: _Pool | None
+
+
+class Router:
+    """Places turns. Owns the engines' load and the trajectories' homes, and nothing else.
+
+    Loads are in multiples of an engine's slots. Call `request_started` together with `place`, before the next `place`:
+    what is placed but not counted looks like free room.
+    """
+
+    def __init__(
+        self, affinity: Mapping[str, TaskAffinity], *, high_watermark: float = 2.0, low_watermark: float = 1.0
+    ) -> None:
+        if not 0.0 < low_watermark <= high_watermark:
+            raise RequestError(
+                f"routing needs 0 < low watermark <= high watermark, got {low_watermark:g} and {high_watermark:g}"
+            )
+        self._high = high_watermark
+        self._low = low_watermark
+        self._affinity = dict(affinity)
+        self._pools: dict[str, _Pool] = {}
+        self._engines: dict[WorkerId, _Engine] = {}
+        self._homes: dict[TrajectoryId, _Home] = {}
+        self._joins = 0
+
+    # --- engines ----------------------------------------------------------------------------------------------------
+
+    def engine_joined(self, worker: WorkerId, hardware: str, slots: int) -> None:
+        """An engine is there; it gets work once it serves a version. Hearing it twice changes nothing."""
+        if slots < 1:
+            raise RequestError(f"{worker} declares {slots} slots; an engine needs at least 1")
+        engine = self._engines.get(worker)
+        if engine is None:
+            engine = self._engines[worker] = _Engine(worker)
+        elif engine.joined:
+            return
+        engine.joined = True
+        engine.pool = self._pool(hardware)
+        engine.slots = slots
+        # One that comes back may still have requests in flight from before.
+        engine.load = engine.in_flight / slots
+        engine.order = self._joins
+        self._joins += 1
+        pool.engines[worker] = engine
+
+    def engine_serves(self, worker: WorkerId, version: Version) -> None:
+        """The engine serves `version` from now on.
+
+        Versions only grow, so an older one is a late duplicate and void, like anything from an engine that left.
+        """
+        engine = self._engines.get(worker)
+        if engine is None or worker not in engine.pool.engines:
+            return
+        if engine.version is None:
+            engine.version = version
+            engine.pool.spare += engine.load < self._low
+        elif version > engine.version:
+            engine.version = version
+
+    def engine_left(self, worker: WorkerId) -> None:
+        """The engine is gone or out of service. `engine_joined`, then `engine_serves`, brings it back."""
+        engine = self._engines.get(worker)
+        if engine is None or engine.pool.engines.pop(worker, None) is None:
+            return
+        if engine.version is not None:
+            engine.version = None
+            engine.pool.spare -= engine.load < self._low
+        self._forget_if_over(engine)
+
+    def serves(self, task: str) -> bool:
+        """Whether any engine in service is of a class that the task can use, however old its weights are."""
+        return any(pool.least_loaded(None) is not None for pool in self._classes(task))
+
+    def spare(self, hardware: str) -> int:
+        """Engines of the class that are in service and below the low watermark."""
+        pool = self._pools.get(hardware)
+        return 0 if pool is None else pool.spare
+
+    # --- load -------------------------------------------------------------------------------------------------------
+
+    def request_started(self, worker: WorkerId) -> None:
+        """A request was sent to the engine."""
+        engine = self._engines.get(worker)
+        if engine is None:
+            raise InvariantBroken(f"a request was sent to {worker}, which left or never joined; place the turn again")
+        self._count(engine, 1)
+
+    def request_ended(self, worker: WorkerId) -> None:
+        """A request ended in whatever way. Every started request ends once, also when its engine died under it."""
+        engine = self._engines.get(worker)
+        if engine is None or not engine.in_flight:
+            raise InvariantBroken(f"a request of {worker} ended that never started, or ended twice")
+        self._count(engine, -1)
+        self._forget_if_over(engine)
+
+    def in_flight(self, worker: WorkerId) -> int:
+        """Requests that were started at the engine and have not ended."""
+        engine = self._engines.get(worker)
+        return 0 if engine is None else engine.in_flight
+
+    def _count(self, engine: _Engine, change: int) -> None:
+        before = engine.load
+        engine.in_flight += change
+        after = engine.load = engine.in_flight / engine.slots
+        if engine.version is not None:
+            engine.pool.spare += (after < self._low) - (before < self._low)
+
+    def _forget_if_over(self, engine: _Engine) -> None:
+        """A worker id is one incarnation: once it left and its last request ended, nothing will name it again."""
+        if not engine.in_flight and engine.worker not in engine.pool.engines:
+            del self._engines[engine.worker]
+
+    # --- trajectories -----------------------------------------------------------------------------------------------
+
+    def place(
+        self,
+        trajectory: TrajectoryId,
+        task: str,
+        at_least: Version | None,
+        now: float,  # noqa: ARG002  every policy is asked with the time; these rules do not depend on it
+    ) -> Placement | None:
+        """The engine for the trajectory's next turn, or None when there is none that can take it now.
+
+        `at_least` is the version of the trajectory's last token, None before the first.
+        """
+        home = self._homes.get(trajectory)
+        if home is not None:
+            placement, preferred = home
+            engine = self._engines.get(placement.decode)
+            if engine is not None and engine.takes(at_least):
+                if preferred is None or not preferred.spare:
+                    return placement
+                back = preferred.least_loaded(at_least)
+                if back is None or back.load >= self._low:
+                    return placement
+                return self._settle(trajectory, back, f"{preferred.name} available again", None)
+        return self._place_anew(trajectory, task, at_least)
+
+    def trajectory_ended(self, trajectory: TrajectoryId) -> None:
+        """Forget where the trajectory's KV is."""
+        self._homes.pop(trajectory, None)
+
+    def _place_anew(self, trajectory: TrajectoryId, task: str, at_least: Version | None) -> Placement | None:
+        affinity = self._affinity.get(task, NO_AFFINITY)
+        candidates = [pool.least_loaded(at_least) for pool in self._classes(task)]
+        engines = [engine for engine in candidates if engine is not None]
+        if not engines:
+            return None
+        if affinity.preferred is None:
+            return self._settle(trajectory, min(engines, key=lambda engine: (engine.load, engine.order)), "", None)
+        # The first class with room; when none has, the least loaded one, ties to the earlier class.
+        roomy = (engine for engine in engines if engine.load < self._high)
+        engine = next(roomy, None) or min(engines, key=lambda engine: engine.load)
+        preferred = self._pool(affinity.preferred)
+        if engine.pool is preferred:
+            return self._settle(trajectory, engine, "", None)
+        return self._settle(trajectory, engine, f"{preferred.name} {self._why_not(preferred, at_least)}", preferred)
+
+    @staticmethod
+    def _why_not(pool: _Pool, at_least: Version | None) -> str:
+        if pool.least_loaded(at_least) is not None:
+            return "overloaded"
+        return "missing" if pool.least_loaded(None) is None else "too old"
+
+    def _settle(self, trajectory: TrajectoryId, engine: _Engine, reason: str, away_from: _Pool | None) -> Placement:
+        before = self._homes.get(trajectory)
+        moved = before is not None and before.placement.decode != engine.worker
+        hardware = engine.pool.name
+        # Later turns are neither a move nor, in the preferred class, in need of a reason.
+        staying = Placement(engine.worker, engine.worker, hardware, "" if away_from is None else reason)
+        self._homes[trajectory] = _Home(staying, away_from)
+        return Placement(engine.worker, engine.worker, hardware, reason, moved)
+
+    def _classes(self, task: str) -> Iterable[_Pool]:
+        """The classes that a task can use, the preferred one first."""
+        affinity = self._affinity.get(task, NO_AFFINITY)
+        if affinity.preferred is None and not affinity.fallback:
+            return self._pools.values()
+        names = affinity.fallback if affinity.preferred is None else (affinity.preferred, *affinity.fallback)
+        return [self._pool(name) for name in dict.fromkeys(names)]
+
+    def _pool(self, hardware: str) -> _Pool:
+        return self._pools.setdefault(hardware, _Pool(hardware))

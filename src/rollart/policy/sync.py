@@ -1,0 +1,191 @@
+"""The six-step weight sync as a state machine: which engine stages, commits and serves what.
+
+    published ─► Stage to every engine, while rollout goes on
+    (1) the batch is claimed          (2) `begin`: Suspend            (3) Update, where the version is staged
+    (4) Resume                        (5) the engine recomputes KV    (6) training starts
+
+A version is committed only where it is staged and verified. All engines in service have the same version, but for the
+moment of a rolling update. An engine that joins gets the version in service before its first request, and never a newer
+one; one that cannot take a version is out of service and the rest goes on without it.
+"""
+
+from dataclasses import dataclass
+
+from rollart.types.errors import InvariantBroken
+from rollart.types.ids import WorkerId
+from rollart.types.messages import EngineCommand, Resume, Stage, Suspend, Update
+from rollart.types.versions import Version
+from rollart.types.weights import Manifest
+
+Commands = list[tuple[WorkerId, list[EngineCommand]]]
+
+STAGE_ATTEMPTS = 3
+
+
+@dataclass(slots=True)
+class EngineWeights:
+    """What one engine has."""
+
+    serving: Version | None = None
+    staged: Version | None = None
+    staging: Version | None = None
+    failures: int = 0
+    suspended: bool = False
+    updating: bool = False
+
+
+class SyncBook:
+    """The weights of all engines. `served` is the version of the run: what every engine in service has."""
+
+    def __init__(self, *, rolling: bool) -> None:
+        self._rolling = rolling
+        self._engines: dict[WorkerId, EngineWeights] = {}
+        self._manifests: dict[Version, Manifest] = {}
+        self.served: Version | None = None
+        self._target: Version | None = None
+        self._newest: Version | None = None
+
+    @property
+    def newest(self) -> Version | None:
+        """The newest published version."""
+        return self._newest
+
+    @property
+    def syncing(self) -> bool:
+        return self._target is not None
+
+    def in_service(self, engine: WorkerId) -> bool:
+        """Whether the engine may get requests: it serves the version of the run, or during a sync one of the two."""
+        weights = self._engines.get(engine)
+        return weights is not None and weights.serving is not None
+
+    def engines_in_service(self) -> list[WorkerId]:
+        return [engine for engine in self._engines if self.in_service(engine)]
+
+    def waits_for(self) -> list[WorkerId]:
+        """Engines in service that have yet to stage the newest version, or to commit it during a sync."""
+        if self.syncing:
+            return [engine for engine, weights in self._engines.items() if weights.updating]
+        return [
+            engine for engine, weights in self._engines.items() if weights.serving and self._newest != weights.staged
+        ]
+
+    def ready(self) -> bool:
+        """Whether every engine in service has staged the newest version."""
+        return not self.syncing and self._newest is not None and not self.waits_for()
+
+    def engine_joined(self, engine: WorkerId) -> Commands:
+        """A new engine: it stages what the run serves (or is about to), and serves nothing until then."""
+        weights = self._engines[engine] = EngineWeights()
+        version = self._target or self.served or self._newest
+        return [] if version is None else [(engine, [self._stage(weights, version)])]
+
+    def engine_left(self, engine: WorkerId) -> Commands:
+        """The engine is gone, or was put out of service; a sync goes on without it."""
+        self._engines.pop(engine, None)
+        return self._continue()
+
+    def published(self, manifest: Manifest) -> Commands:
+        """A version is in the store: every engine starts to stage it."""
+        if self._newest is not None and manifest.version <= self._newest:
+            raise InvariantBroken(f"{manifest.version} was published after {self._newest}: versions only grow")
+        self._manifests[manifest.version] = manifest
+        self._newest = manifest.version
+        keep = {self.served, self._target, self._newest}
+        self._manifests = {version: kept for version, kept in self._manifests.items() if version in keep}
+        return [
+            (engine, [self._stage(weights, manifest.version)])
+            for engine, weights in self._engines.items()
+            # An engine that is still taking its first version goes on with that; the newest follows.
+            if weights.serving is not None or weights.staging is None
+        ]
+
+    def staged(self, engine: WorkerId, version: Version) -> Commands:
+        """The engine holds the version, verified."""
+        weights = self._engines.get(engine)
+        if weights is None or weights.staging != version:
+            return []
+        weights.staged, weights.staging, weights.failures = version, None, 0
+        if weights.serving is None:
+            return self._enter_service(engine, weights)
+        return []
+
+    def stage_failed(self, engine: WorkerId, version: Version) -> Commands | None:
+        """The engine could not take the version: try again, or None when it has to go out of service."""
+        weights = self._engines.get(engine)
+        if weights is None or version not in (weights.staging, self._target):
+            return []
+        weights.failures += 1
+        if weights.failures >= STAGE_ATTEMPTS or weights.updating:
+            return None
+        return [(engine, [self._stage(weights, version)])]
+
+    def begin(self) -> Commands:
+        """Steps 2 and 3, once `ready`: suspend and update. `updated` and `engine_left` carry on."""
+        if not self.ready():
+            raise InvariantBroken(f"sync to {self._newest} began while {self.waits_for()} have not staged it")
+        self._target = self._newest
+        if self._rolling:
+            return self._continue()
+        commands: Commands = []
+        for engine, weights in self._engines.items():
+            if weights.serving is not None:
+                commands.append((engine, self._update(weights, suspend=True)))
+        return commands or self._continue()
+
+    def updated(self, engine: WorkerId, version: Version) -> Commands:
+        """The engine serves the version."""
+        weights = self._engines.get(engine)
+        if weights is None or version != weights.staged:
+            return []
+        weights.serving, weights.updating = version, False
+        if self._target is None:
+            return self._catch_up(engine, weights)
+        return self._continue()
+
+    def _continue(self) -> Commands:
+        """During a sync: the next engine of a rolling update, or Resume for all once nobody is left to update."""
+        if self._target is None:
+            return []
+        in_service = [(engine, weights) for engine, weights in self._engines.items() if weights.serving is not None]
+        if any(weights.updating for _, weights in in_service):
+            return []
+        commands: Commands = []
+        for engine, weights in in_service:
+            if weights.suspended:
+                weights.suspended = False
+                commands.append((engine, [Resume()]))
+            if weights.serving != self._target:
+                commands.append((engine, self._update(weights, suspend=True)))
+                return commands
+        self.served, self._target = self._target, None
+        return commands
+
+    def _update(self, weights: EngineWeights, *, suspend: bool) -> list[EngineCommand]:
+        if self._target is None or weights.staged != self._target:
+            raise InvariantBroken(f"update to {self._target} of an engine that has staged {weights.staged}")
+        weights.updating = True
+        weights.suspended = suspend
+        return [Suspend(), Update(self._target)] if suspend else [Update(self._target)]
+
+    def _enter_service(self, engine: WorkerId, weights: EngineWeights) -> Commands:
+        """A new engine has staged its first version. If the run moved on meanwhile, it stages again."""
+        wanted = self._target or self.served or self._newest
+        if weights.staged == wanted and wanted is not None:
+            return [(engine, [Update(wanted)])]
+        return [] if wanted is None else [(engine, [self._stage(weights, wanted)])]
+
+    def _catch_up(self, engine: WorkerId, weights: EngineWeights) -> Commands:
+        """A new engine is in service: the run's version is its, and it stages what came out meanwhile."""
+        served = self.served = self.served or weights.serving
+        if served is not None and weights.serving != served:
+            # The run moved on between Update and its answer: not in service until it has caught up.
+            weights.serving = None
+            return [(engine, [self._stage(weights, served)])]
+        if self._newest is not None and self._newest != weights.staged:
+            return [(engine, [self._stage(weights, self._newest)])]
+        return []
+
+    def _stage(self, weights: EngineWeights, version: Version) -> Stage:
+        weights.staging = version
+        return Stage(self._manifests[version])

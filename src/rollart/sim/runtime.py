@@ -1,0 +1,120 @@
+"""The virtual runtime: workers as timers of the virtual loop.
+
+A worker is driven when commands arrive and at its `wake_at`; there is one pending timer per worker at most. Commands
+posted in one pass of the loop reach the worker together, after the pass.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rollart.ports.factory import load
+from rollart.ports.runtime import Listener
+from rollart.ports.worker import Worker
+from rollart.types.errors import InvariantBroken
+from rollart.types.ids import WorkerId
+from rollart.types.messages import Role, WorkerCommand
+
+
+class _Hosted:
+    __slots__ = ("id", "pending", "scheduled", "timer", "worker")
+
+    def __init__(self, id: WorkerId) -> None:
+        self.id = id
+        self.worker: Worker | None = None
+        self.pending: list[WorkerCommand] = []
+        self.scheduled = False
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class VirtualRuntime:
+    """Hosts workers on the running loop. Built inside it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._hosted: dict[WorkerId, _Hosted] = {}
+        self._known: set[WorkerId] = set()
+        self._listener: Listener | None = None
+
+    def listen(self, listener: Listener) -> None:
+        self._listener = listener
+
+    def spawn(self, worker: WorkerId, role: Role, factory: str, settings: Mapping[str, Any]) -> None:  # noqa: ARG002
+        if worker in self._known:
+            raise InvariantBroken(f"worker id {worker} was used before; a restarted worker needs a new one")
+        self._known.add(worker)
+        hosted = self._hosted[worker] = _Hosted(worker)
+        self._loop.call_soon(self._build, hosted, factory, settings)
+
+    def post(self, worker: WorkerId, commands: Sequence[WorkerCommand]) -> None:
+        hosted = self._hosted.get(worker)
+        if hosted is None:
+            return
+        hosted.pending.extend(commands)
+        if not hosted.scheduled and hosted.worker is not None:
+            hosted.scheduled = True
+            self._loop.call_soon(self._drive, hosted)
+
+    def stop(self, worker: WorkerId) -> None:
+        hosted = self._hosted.pop(worker, None)
+        if hosted is not None:
+            self._release(hosted)
+
+    async def close(self) -> None:
+        for worker in list(self._hosted):
+            self.stop(worker)
+
+    def _build(self, hosted: _Hosted, factory: str, settings: Mapping[str, Any]) -> None:
+        if hosted.id not in self._hosted:
+            return
+        try:
+            hosted.worker = load(factory)(settings, lambda: self._wake(hosted))
+            info = hosted.worker.info()
+        except Exception as error:  # noqa: BLE001 - whatever a worker raises is the worker's death, not ours
+            self._die(hosted, error)
+            return
+        self._tell().joined(hosted.id, info)
+        self._wake(hosted)
+
+    def _wake(self, hosted: _Hosted) -> None:
+        if hosted.id in self._hosted and not hosted.scheduled:
+            hosted.scheduled = True
+            self._loop.call_soon(self._drive, hosted)
+
+    def _drive(self, hosted: _Hosted) -> None:
+        worker = hosted.worker
+        if worker is None or hosted.id not in self._hosted:
+            return
+        hosted.scheduled = False
+        if hosted.timer is not None:
+            hosted.timer.cancel()
+            hosted.timer = None
+        now = self._loop.time()
+        try:
+            if hosted.pending:
+                commands, hosted.pending = hosted.pending, []
+                worker.post(commands)
+            events, wake_at = worker.advance(now)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._die(hosted, error)
+            return
+        if wake_at is not None:
+            hosted.timer = self._loop.call_at(max(wake_at, now), self._drive, hosted)
+        if events:
+            self._tell().events(hosted.id, events)
+
+    def _die(self, hosted: _Hosted, error: Exception) -> None:
+        self._hosted.pop(hosted.id, None)
+        self._release(hosted)
+        self._tell().died(hosted.id, f"{type(error).__name__}: {error}")
+
+    def _release(self, hosted: _Hosted) -> None:
+        if hosted.timer is not None:
+            hosted.timer.cancel()
+        if hosted.worker is not None:
+            hosted.worker.close()
+
+    def _tell(self) -> Listener:
+        if self._listener is None:
+            raise InvariantBroken("spawn before listen: nobody would hear of the worker")
+        return self._listener
