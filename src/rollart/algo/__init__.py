@@ -1,0 +1,1 @@
+"""Pure numerics: `advantage` (numpy, used by the controller) and `loss` (torch, used by trainers)."""

@@ -1,0 +1,1 @@
+"""What a run did: its journal, and reports made from it alone."""

@@ -145,15 +145,14 @@ class Router:
         if slots < 1:
             raise RequestError(f"{worker} declares {slots} slots; an engine needs at least 1")
         engine = self._engines.get(worker)
-        if engine is None:
-            engine = self._engines[worker] = _Engine(worker)
-        elif engine.joined:
+        if engine is not None and worker in engine.pool.engines:
             return
-        engine.joined = True
-        engine.pool = self._pool(hardware)
-        engine.slots = slots
-        # One that comes back may still have requests in flight from before.
-        engine.load = engine.in_flight / slots
+        pool = self._pool(hardware)
+        if engine is None:
+            engine = self._engines[worker] = _Engine(worker, pool, slots)
+        else:  # it comes back, maybe with requests in flight from before
+            engine.pool, engine.slots = pool, slots
+            engine.load = engine.in_flight / slots
         engine.order = self._joins
         self._joins += 1
         pool.engines[worker] = engine

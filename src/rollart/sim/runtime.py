@@ -5,6 +5,7 @@ posted in one pass of the loop reach the worker together, after the pass.
 """
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from rollart.ports.worker import Worker
 from rollart.types.errors import InvariantBroken
 from rollart.types.ids import WorkerId
 from rollart.types.messages import Role, WorkerCommand
+
+logger = logging.getLogger(__name__)
 
 
 class _Hosted:
@@ -112,7 +115,10 @@ class VirtualRuntime:
         if hosted.timer is not None:
             hosted.timer.cancel()
         if hosted.worker is not None:
-            hosted.worker.close()
+            try:
+                hosted.worker.close()
+            except Exception as error:  # noqa: BLE001 - the worker is over; nobody can act on this but a reader
+                logger.warning("worker %s failed to close: %s: %s", hosted.id, type(error).__name__, error)
 
     def _tell(self) -> Listener:
         if self._listener is None:

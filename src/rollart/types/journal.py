@@ -4,6 +4,8 @@
 version can be told from these events alone; reports and audits read nothing else.
 """
 
+from typing import Any
+
 import msgspec
 
 from rollart.types.ids import ClaimId, GroupId, PromptId, TrajectoryId, WorkerId
@@ -207,7 +209,7 @@ class CursorMoved(Event, frozen=True):
 
     task: str
     prompt: PromptId
-    cursor: str
+    cursor: dict[str, Any]
 
 
 class EvalEnded(Event, frozen=True):
@@ -217,7 +219,7 @@ class EvalEnded(Event, frozen=True):
     step: int
     episodes: int
     scored: int
-    mean_reward: float
+    mean_reward: float | None
 
 
 class PoolTime(Event, frozen=True):

@@ -278,6 +278,9 @@ class RewardInfo(msgspec.Struct, frozen=True):
     """What a reward worker can do."""
 
     slots: int
+    """Questions that it answers at once; more are queued."""
+    elastic: bool = False
+    """Grows and shrinks with the load, to zero too: never idle, so its `slots` are no capacity to account for."""
 
 
 # --- trainer --------------------------------------------------------------------------------------------------------

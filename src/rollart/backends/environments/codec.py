@@ -1,0 +1,59 @@
+"""Codecs: between the text of an environment and the tokens of a policy.
+
+What holds: tokens are only ever appended. An observation is rendered once, an action is decoded from exactly the ids
+that were sampled, and nothing is tokenised again.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+END_OF_TURN = 256
+"""What the agent ends its turn with: the stop token."""
+OBSERVATION_START = 257
+OBSERVATION_END = 258
+"""After it the agent speaks."""
+EPISODE_START = 259
+
+
+class Codec(Protocol):
+    """One per environment thread at a time; keeps nothing between calls."""
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """What ends the agent's turn; for the engine's `Sampling`."""
+        ...
+
+    @property
+    def vocabulary(self) -> int:
+        """Every id is below this."""
+        ...
+
+    def render(self, observation: str, first: bool) -> list[int]:
+        """The tokens of an observation, up to where the agent speaks. `first`: nothing stands before it."""
+        ...
+
+    def text(self, action: Sequence[int]) -> str:
+        """What the agent said."""
+        ...
+
+
+class ByteCodec:
+    """UTF-8 bytes and four markers: needs no tokenizer, for models small enough to train on a laptop.
+
+    >>> codec = ByteCodec()
+    >>> codec.render("go", first=False)
+    [257, 103, 111, 258]
+    >>> codec.text([82, 256])
+    'R'
+    """
+
+    stop_tokens: tuple[int, ...] = (END_OF_TURN,)
+    vocabulary: int = 260
+
+    def render(self, observation: str, first: bool) -> list[int]:
+        start = [EPISODE_START] if first else []
+        return [*start, OBSERVATION_START, *observation.encode(), OBSERVATION_END]
+
+    def text(self, action: Sequence[int]) -> str:
+        """Markers that the agent says are left out, and what is no UTF-8 is replaced: nonsense is not an error."""
+        return bytes(token for token in action if 0 <= token < 256).decode(errors="replace")

@@ -1,0 +1,101 @@
+"""The reward host: a worker that runs one reward function in a few threads.
+
+What holds: a key is answered once however often it is asked, unless its answer was that asking again may help; and
+nothing but a finite number ever leaves as a reward.
+"""
+
+import math
+import numbers
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from rollart.config.base import Strict
+from rollart.ports.factory import load
+from rollart.ports.reward import RewardFunction
+from rollart.ports.worker import Advance
+from rollart.types.errors import InvariantBroken
+from rollart.types.messages import RewardInfo, Score, Scored, ScoreFailed, WorkerCommand, WorkerEvent
+
+REMEMBERED_KEYS = 4096
+"""Of so many questions the answer is kept."""
+
+
+class RewardHostSettings(Strict):
+    function: str
+    """Path of the `RewardFunction` itself, such as `rollart.backends.rewards.functions:episode_return`."""
+    slots: int = Field(default=4, ge=1)
+
+
+class RewardHost:
+    """A reward worker; its factory path is `rollart.backends.rewards.host:RewardHost`."""
+
+    def __init__(self, settings: Mapping[str, Any], wake: Callable[[], None]) -> None:
+        self._settings = RewardHostSettings.model_validate(dict(settings))
+        self._function: RewardFunction = load(self._settings.function)
+        self._wake = wake
+        self._threads = 0
+        self._open: set[str] = set()
+        self._answers: dict[str, Scored | ScoreFailed] = {}
+        self._commands: deque[WorkerCommand] = deque()
+        self._questions: queue.SimpleQueue[Score | None] = queue.SimpleQueue()
+        self._results: deque[Scored | ScoreFailed] = deque()
+
+    def info(self) -> RewardInfo:
+        return RewardInfo(slots=self._settings.slots)
+
+    def post(self, commands: Sequence[WorkerCommand]) -> None:
+        self._commands.extend(commands)
+
+    def advance(self, now: float) -> Advance:  # noqa: ARG002 - what happens here happens in threads, not in time
+        events: list[WorkerEvent] = []
+        while self._results:
+            events.append(self._take(self._results.popleft()))
+        while self._commands:
+            command = self._commands.popleft()
+            if not isinstance(command, Score):
+                raise InvariantBroken(f"a reward worker does not take {type(command).__name__}; a bug of rollart")
+            if command.key in self._answers:
+                events.append(self._answers[command.key])
+            elif command.key not in self._open:
+                self._ask(command)
+        return Advance(events, None)
+
+    def close(self) -> None:
+        """Threads that hang in the function are daemons and end with the process."""
+        for _ in range(self._threads):
+            self._questions.put(None)
+
+    def _ask(self, question: Score) -> None:
+        self._open.add(question.key)
+        self._questions.put(question)
+        if self._threads < min(len(self._open), self._settings.slots):
+            self._threads += 1
+            threading.Thread(target=self._run, name=f"reward:{self._threads}", daemon=True).start()
+
+    def _take(self, answer: Scored | ScoreFailed) -> Scored | ScoreFailed:
+        self._open.discard(answer.key)
+        if isinstance(answer, Scored) or not answer.retry:
+            self._answers[answer.key] = answer
+            if len(self._answers) > REMEMBERED_KEYS:
+                del self._answers[next(iter(self._answers))]
+        return answer
+
+    def _run(self) -> None:
+        while (question := self._questions.get()) is not None:
+            self._results.append(self._answer(question))
+            self._wake()
+
+    def _answer(self, question: Score) -> Scored | ScoreFailed:
+        try:
+            value: object = self._function(question)
+        except BaseException as error:  # noqa: BLE001 - the boundary of the user's function: its fault, attributed
+            return ScoreFailed(question.key, f"{type(error).__name__}: {error}", retry=True)
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+            reason = f"the reward function {self._settings.function} gave {value!r}; it must be a finite number"
+            return ScoreFailed(question.key, reason, retry=False)
+        return Scored(question.key, float(value))

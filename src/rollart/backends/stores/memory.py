@@ -1,0 +1,75 @@
+"""A weight store in the memory of one process.
+
+What holds: a version is there as a whole or not at all; versions only grow, also past those that were dropped; no
+reader gets bytes whose digest is not that of the manifest.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import NoReturn
+
+from rollart.types.errors import RequestError, VersionMissing, WeightError
+from rollart.types.versions import Version
+from rollart.types.weights import Manifest, verify_bucket
+
+
+class MemoryStore:
+    """Shared by reference between the workers of an inline runtime; any thread may call it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._versions: dict[Version, tuple[Manifest, tuple[bytes, ...]]] = {}
+        self._fence: Version | None = None
+        """The newest version ever published."""
+
+    def publish(self, manifest: Manifest, buckets: Sequence[bytes | memoryview]) -> None:
+        version = manifest.version
+        if not len(buckets) == len(manifest.digests) == len(manifest.bucket_bytes):
+            raise WeightError(
+                f"{version} has {len(buckets)} buckets, {len(manifest.digests)} digests and "
+                f"{len(manifest.bucket_bytes)} sizes; they must be as many. Nothing was published."
+            )
+        # Copies, checked after copying: what the publisher does with its buffers afterwards changes nothing here.
+        kept = tuple(bytes(bucket) for bucket in buckets)
+        for index, bucket in enumerate(kept):
+            verify_bucket(manifest, index, bucket)
+        with self._lock:
+            if self._fence is not None and version <= self._fence:
+                raise WeightError(
+                    f"{version} is not newer than {self._fence}, the newest version published. "
+                    "Versions only grow; a restarted trainer publishes under a new epoch."
+                )
+            self._versions[version] = (manifest, kept)
+            self._fence = version
+
+    def manifest(self, version: Version) -> Manifest:
+        return self._held(version)[0]
+
+    def bucket(self, version: Version, index: int) -> bytes:
+        manifest, buckets = self._held(version)
+        if not 0 <= index < len(buckets):
+            raise VersionMissing(f"{version} has no bucket {index}, only {len(buckets)} of them")
+        verify_bucket(manifest, index, buckets[index])
+        return buckets[index]
+
+    def newest(self) -> Version | None:
+        with self._lock:
+            return max(self._versions, default=None)
+
+    def drop(self, version: Version) -> None:
+        with self._lock:
+            self._versions.pop(version, None)
+
+    def _held(self, version: Version) -> tuple[Manifest, tuple[bytes, ...]]:
+        with self._lock:
+            held = self._versions.get(version)
+            if held is None:
+                there = ", ".join(map(str, sorted(self._versions))) or "nothing"
+                raise VersionMissing(f"{version} is not in the store, which holds {there}; publish or stage another")
+            return held
+
+    def __reduce__(self) -> NoReturn:
+        raise RequestError(
+            "a MemoryStore lives in one process and cannot be sent to another, where it would be an empty copy. "
+            "Use the inline runtime, or a weight store that processes share."
+        )

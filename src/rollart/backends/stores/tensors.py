@@ -1,0 +1,172 @@
+"""Tensors to buckets and back: how a state dict travels as a weight version.
+
+What holds: bytes are those of the tensors, whatever their dtype (bfloat16 too); tensors that share their memory are
+stored once and come back sharing it; no bucket is larger than `bucket_bytes`. A tensor that does not fit into one
+bucket is cut along its first dimension into shards, one entry each; `shape` is then that of the shard.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from rollart.types.errors import RequestError, WeightError
+from rollart.types.versions import Version
+from rollart.types.weights import Manifest, TensorEntry, WeightKind, bucket_digest
+
+ALIGNMENT_BYTES = 16
+"""Every tensor starts at a multiple of this, so that a reader can view it in place."""
+
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.float64,
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    )
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def pack(
+    tensors: Mapping[str, torch.Tensor], *, version: Version, parent: Version | None, bucket_bytes: int
+) -> tuple[Manifest, list[bytes]]:
+    """A full version of these tensors, in the order of the mapping, and the bytes of its buckets."""
+    buckets: list[bytearray] = []
+    entries: list[TensorEntry] = []
+    packed: dict[tuple[object, ...], list[TensorEntry]] = {}
+    for name, tensor in tensors.items():
+        if tensor.dtype not in NAMES:
+            raise RequestError(f"tensor {name!r} has dtype {tensor.dtype}, which cannot be published; convert it first")
+        identity = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        twin = packed.get(identity)
+        if twin is not None:
+            entries += [_renamed(entry, name) for entry in twin]
+            continue
+        own: list[TensorEntry] = []
+        for shard, part in enumerate(_shards(name, tensor, bucket_bytes)):
+            data = part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            start = _padded(len(buckets[-1])) if buckets else 0
+            if not buckets or start + len(data) > bucket_bytes:
+                buckets.append(bytearray())
+                start = 0
+            buckets[-1].extend(bytes(start - len(buckets[-1])) + data)
+            own.append(
+                TensorEntry(
+                    name=name,
+                    dtype=NAMES[tensor.dtype],
+                    shape=tuple(part.shape),
+                    bucket=len(buckets) - 1,
+                    offset=start,
+                    nbytes=len(data),
+                    shard=shard,
+                )
+            )
+        packed[identity] = own
+        entries += own
+    data_of = [bytes(bucket) for bucket in buckets]
+    manifest = Manifest(
+        version=version,
+        parent=parent,
+        kind=WeightKind.FULL,
+        tensors=tuple(entries),
+        bucket_bytes=tuple(len(data) for data in data_of),
+        digests=tuple(bucket_digest(data) for data in data_of),
+    )
+    return manifest, data_of
+
+
+def unpack(manifest: Manifest, buckets: Sequence[bytes | bytearray | memoryview]) -> dict[str, torch.Tensor]:
+    """The tensors of a version as CPU tensors with memory of their own. The caller has verified the digests."""
+    if len(buckets) != len(manifest.bucket_bytes):
+        raise WeightError(f"{manifest.version} has {len(manifest.bucket_bytes)} buckets, but {len(buckets)} were given")
+    read: dict[tuple[int, int, str, tuple[int, ...]], torch.Tensor] = {}
+    parts: dict[str, dict[int, tuple[TensorEntry, torch.Tensor]]] = {}
+    for entry in manifest.tensors:
+        place = (entry.bucket, entry.offset, entry.dtype, entry.shape)
+        if place not in read:
+            read[place] = _read(manifest, entry, buckets)
+        parts.setdefault(entry.name, {})[entry.shard] = (entry, read[place])
+    joined: dict[tuple[int, ...], torch.Tensor] = {}
+    out: dict[str, torch.Tensor] = {}
+    for name, shards in parts.items():
+        if sorted(shards) != list(range(len(shards))):
+            raise WeightError(f"{manifest.version}: tensor {name!r} has the shards {sorted(shards)}, some are missing")
+        ordered = [shards[index][1] for index in range(len(shards))]
+        if len(ordered) == 1:
+            out[name] = ordered[0]
+            continue
+        twins = tuple(id(part) for part in ordered)
+        if twins not in joined:
+            joined[twins] = torch.cat(ordered)
+        out[name] = joined[twins]
+    return out
+
+
+def verify_fit(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], version: Version) -> None:
+    """Raise `WeightError` unless these are exactly the tensors that a model wants.
+
+    Shapes must be the same; a floating dtype may differ from the model's, which converts (a trainer in float32 feeds
+    an engine in bfloat16), any other must be the same.
+    """
+    missing = [name for name in wanted if name not in tensors]
+    unknown = [name for name in tensors if name not in wanted]
+    if missing or unknown:
+        raise WeightError(
+            f"{version} is not for this model: missing {missing[:3] or 'nothing'}, unknown {unknown[:3] or 'nothing'}. "
+            "Give engine and trainer the same model."
+        )
+    for name, want in wanted.items():
+        got = tensors[name]
+        converts = got.dtype.is_floating_point and want.dtype.is_floating_point
+        if got.shape != want.shape or (got.dtype != want.dtype and not converts):
+            raise WeightError(
+                f"{version}: tensor {name!r} is {got.dtype} {tuple(got.shape)}, "
+                f"the model wants {want.dtype} {tuple(want.shape)}. Give engine and trainer the same model."
+            )
+
+
+def _shards(name: str, tensor: torch.Tensor, bucket_bytes: int) -> Iterator[torch.Tensor]:
+    nbytes = tensor.numel() * tensor.element_size()
+    if nbytes <= bucket_bytes:
+        yield tensor
+        return
+    row_bytes = nbytes // tensor.shape[0] if tensor.dim() else nbytes
+    if row_bytes > bucket_bytes:
+        raise RequestError(
+            f"tensor {name!r} has rows of {row_bytes} bytes, more than a bucket of {bucket_bytes}; raise bucket_bytes"
+        )
+    yield from torch.split(tensor, bucket_bytes // row_bytes)
+
+
+def _read(manifest: Manifest, entry: TensorEntry, buckets: Sequence[bytes | bytearray | memoryview]) -> torch.Tensor:
+    where = f"{manifest.version}: tensor {entry.name!r}"
+    dtype = DTYPES.get(entry.dtype)
+    if dtype is None:
+        raise WeightError(f"{where} has the unknown dtype {entry.dtype!r}; this version needs a newer rollart")
+    if entry.nbytes != math.prod(entry.shape) * dtype.itemsize:
+        raise WeightError(f"{where} of {entry.dtype} {entry.shape} cannot be {entry.nbytes} bytes; publish it again")
+    end = entry.offset + entry.nbytes
+    if not 0 <= entry.bucket < len(buckets) or entry.offset < 0 or end > len(buckets[entry.bucket]):
+        raise WeightError(f"{where} lies outside of bucket {entry.bucket}; publish the version again")
+    if not entry.nbytes:
+        return torch.empty(entry.shape, dtype=dtype)
+    data = bytearray(memoryview(buckets[entry.bucket])[entry.offset : end])
+    return torch.frombuffer(data, dtype=dtype).reshape(entry.shape)
+
+
+def _renamed(entry: TensorEntry, name: str) -> TensorEntry:
+    return TensorEntry(name, entry.dtype, entry.shape, entry.bucket, entry.offset, entry.nbytes, entry.shard)
+
+
+def _padded(length: int) -> int:
+    return -(-length // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

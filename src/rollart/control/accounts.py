@@ -1,0 +1,120 @@
+"""Where the time of every pool went: busy, or idle for a named cause.
+
+Worker-seconds are conserved: for every pool the causes add up to capacity × time. An idle engine is attributed to the
+one thing that would have given it work:
+
+    weight_sync   rollout is suspended for an update
+    barrier       somebody's turn is over, but the batch takes its turns together
+    environment   more could start, but every environment is busy: the agents are in their environments
+    tail          nothing more may start before the next batch, and the last trajectories are elsewhere
+    reward        the episodes are over, their rewards are not
+    training      the batch is with the trainer, and rollout may not run ahead
+    no_work       none of these: start-up and the end of the run
+"""
+
+from collections.abc import Mapping
+
+from rollart.types.journal import PoolTime
+
+
+class _Pool:
+    __slots__ = ("busy", "capacity", "causes", "since", "state")
+
+    def __init__(self, now: float) -> None:
+        self.capacity = 0
+        self.busy = 0
+        self.state = "no_work"
+        self.since = now
+        self.causes: dict[str, float] = {}
+
+    def settle(self, now: float) -> None:
+        elapsed = now - self.since
+        if elapsed > 0:
+            self.since = now
+            if self.busy:
+                self.causes["busy"] = self.causes.get("busy", 0.0) + elapsed * self.busy
+            if self.capacity > self.busy:
+                self.causes[self.state] = self.causes.get(self.state, 0.0) + elapsed * (self.capacity - self.busy)
+
+
+class Accounts:
+    """Counters that the control plane moves, and the time attributed to them."""
+
+    def __init__(self, now: float) -> None:
+        self._start = now
+        self._engines: dict[str, _Pool] = {}
+        self._others: dict[str, _Pool] = {}
+        self.in_episode = 0
+        """Training episodes that have started and are not over."""
+        self.at_barrier = 0
+        self.awaiting_reward = 0
+        self.suspended = False
+        self.training = False
+        self.admission_open = True
+
+    def capacity(self, pool: str, change: int, now: float, *, engines: bool) -> None:
+        """Workers (or slots) joined or left a pool."""
+        pools = self._engines if engines else self._others
+        entry = pools.get(pool)
+        if entry is None:
+            entry = pools[pool] = _Pool(now)
+        entry.settle(now)
+        entry.capacity += change
+
+    def engine_busy(self, pool: str, change: int, now: float) -> None:
+        """An engine got its first request, or ended its last."""
+        entry = self._engines[pool]
+        entry.settle(now)
+        entry.busy += change
+
+    def busy(self, pool: str, change: int, now: float) -> None:
+        """A slot of another pool started or ended work."""
+        entry = self._others.get(pool)
+        if entry is not None:
+            entry.settle(now)
+            entry.busy += change
+
+    def idle_for(self, pool: str, cause: str, now: float) -> None:
+        """From here on, idle time of a non-engine pool has this cause."""
+        entry = self._others.get(pool)
+        if entry is not None and entry.state != cause:
+            entry.settle(now)
+            entry.state = cause
+
+    def changed(self, now: float) -> None:
+        """A counter or flag above moved: idle engines may have another cause from here on."""
+        cause = self._engine_cause()
+        for entry in self._engines.values():
+            if entry.state != cause:
+                entry.settle(now)
+                entry.state = cause
+
+    def _engine_cause(self) -> str:
+        if self.suspended:
+            return "weight_sync"
+        if self.at_barrier:
+            return "barrier"
+        if self.in_episode:
+            return "environment" if self.admission_open else "tail"
+        if self.awaiting_reward:
+            return "reward"
+        return "training" if self.training else "no_work"
+
+    def close_period(self, now: float) -> list[PoolTime]:
+        """The time since the last call, as journal events."""
+        out = []
+        for pools in (self._engines, self._others):
+            for name, entry in pools.items():
+                entry.settle(now)
+                if entry.causes:
+                    out.append(PoolTime(now, name, entry.causes))
+                    entry.causes = {}
+        return out
+
+    def snapshot(self) -> Mapping[str, int]:
+        """The counters, for a stall report."""
+        return {
+            "in_episode": self.in_episode,
+            "at_barrier": self.at_barrier,
+            "awaiting_reward": self.awaiting_reward,
+        }

@@ -1,0 +1,203 @@
+"""SampleBuffer: complete groups wait here until a batch is whole.
+
+`get_batch` is the only blocking call of the trainer loop. Before it claims it evicts what has become stale; what it
+claims is in the journal, durably, before anybody sees it.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rollart.algo.advantage import grpo
+from rollart.control.context import Context
+from rollart.policy.buffer import BufferBook, ReadyGroup
+from rollart.policy.groups import OpenGroup
+from rollart.policy.shares import Redistributed, ShareBook, ShareRule, Unfillable
+from rollart.policy.staleness import StalenessBound
+from rollart.types.errors import InvariantBroken, RunError, ShareUnfilled
+from rollart.types.ids import ClaimId, GroupId
+from rollart.types.journal import BatchClaimed, ShareRedistributed
+from rollart.types.trajectory import GroupOutcome, StaleTreatment, TrainSample, Trajectory
+from rollart.types.versions import Version, steps_between
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A claimed batch: whole groups, with an advantage for every trajectory."""
+
+    claim: ClaimId
+    groups: tuple[GroupId, ...]
+    samples: tuple[TrainSample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    group: OpenGroup
+    trajectories: list[Trajectory]
+
+
+class SampleBuffer:
+    """Ready groups and their trajectories; see the module."""
+
+    def __init__(self, context: Context, bound: StalenessBound, served: Callable[[], Version]) -> None:
+        self._context = context
+        self._bound = bound
+        self._served = served
+        self._book = BufferBook()
+        self._entries: dict[GroupId, _Entry] = {}
+        self._changed: asyncio.Future[None] | None = None
+        config = context.config
+        self.shares = ShareBook(
+            {
+                task: ShareRule(groups, config.tasks[task].share_deadline_s, config.tasks[task].unfilled)
+                for task, groups in config.groups_per_batch().items()
+            }
+        )
+        self.ended: Callable[[OpenGroup, GroupOutcome, str], None] = lambda _group, _outcome, _cause: None
+        """Told when a group leaves without being trained."""
+        self.needs_changed: Callable[[], None] = lambda: None
+        """Told when a task has to fill in for another."""
+
+    def ready(self, task: str) -> int:
+        return self._book.counts().get(task, 0)
+
+    def add(self, group: OpenGroup, trajectories: Sequence[Trajectory]) -> None:
+        """A complete group. It must have a member that can be trained."""
+        oldest = _oldest(trajectories)
+        if oldest is None:
+            raise InvariantBroken(f"group {group.id} has nothing to train")
+        self._entries[group.id] = _Entry(group, list(trajectories))
+        self._book.add(ReadyGroup(group.id, group.task, oldest))
+        self._tell()
+
+    def evict_stale(self) -> None:
+        """Groups past the bound leave; where the task asks for it, their late members are masked instead."""
+        served = self._served()
+        for ready in self._book.stale(self._bound, served):
+            entry = self._entries[ready.id]
+            if self._context.config.tasks[ready.task].stale is StaleTreatment.MASK:
+                for trajectory in entry.trajectories:
+                    if self._bound.violated(served, trajectory.first_version):
+                        trajectory.masked = True
+                oldest = _oldest(entry.trajectories)
+                if oldest is not None:
+                    self._book.replace(ReadyGroup(ready.id, ready.task, oldest))
+                    continue
+            self._drop(ready, GroupOutcome.STALE, "past the staleness bound in the buffer")
+
+    def drop_all(self, outcome: GroupOutcome, cause: str) -> None:
+        """Everything that is ready leaves untrained."""
+        for ready in self._book.ready():
+            self._drop(ready, outcome, cause)
+
+    async def get_batch(self, claim: ClaimId, trained: Version) -> Batch:
+        """Wait for a whole batch and claim it. `trained` is the version that it is going to be trained on."""
+        self.shares.wait_started(self._context.now())
+        while True:
+            self.evict_stale()
+            if not self.shares.missing(self._book.counts()):
+                return await self._claim(claim, trained)
+            verdict = self.shares.check(self._book.counts(), self._context.now())
+            if isinstance(verdict, Unfillable):
+                raise ShareUnfilled(
+                    f"step {trained.step}: {verdict.cause}. Look at the outcomes of its trajectories "
+                    "(`rollart sim` and `rollart train` print them), mend the cause and resume."
+                )
+            if isinstance(verdict, Redistributed):
+                self._context.record(
+                    ShareRedistributed(
+                        self._context.now(), trained.step, verdict.missing, verdict.filled_by, verdict.cause
+                    )
+                )
+                self.needs_changed()
+                continue
+            await self._wait()
+
+    async def _wait(self) -> None:
+        """Until a group becomes ready or a share's deadline passes."""
+        now = self._context.now()
+        wake = self.shares.next_wake()
+        # Past the last share deadline somebody fills in; a whole batch more of patience, then the run stops.
+        last_resort_s = 2 * max(task.share_deadline_s for task in self._context.config.tasks.values())
+        short = ", ".join(f"{task} {count}" for task, count in self.shares.missing(self._book.counts()).items())
+        changed = self._changed = self._context.loop.create_future()
+        timer = None if wake is None else self._context.loop.call_at(max(wake, now), self._tell)
+        try:
+            await self._context.waits.wait(
+                changed, "rollout", f"groups for the batch: {short}", last_resort_s, "the run stops", RunError
+            )
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    async def _claim(self, claim: ClaimId, trained: Version) -> Batch:
+        served = self._served()
+        taken = self._book.claim(claim, self.shares.need, self._bound, served)
+        self.shares.claimed()
+        entries = [self._entries[ready.id] for ready in taken]
+        trajectories = [trajectory for entry in entries for trajectory in entry.trajectories]
+        self._context.record(
+            BatchClaimed(
+                self._context.now(),
+                claim,
+                trained.step,
+                served,
+                trained,
+                tuple(ready.id for ready in taken),
+                tuple(trajectory.id for trajectory in trajectories),
+                tuple(steps_between(served, ready.oldest) for ready in taken),
+                tuple(steps_between(trained, ready.oldest) for ready in taken),
+                tuple(trajectory.id for trajectory in trajectories if trajectory.masked),
+            )
+        )
+        await self._context.sink.flush()
+        samples = tuple(sample for entry in entries for sample in _samples(entry.trajectories))
+        return Batch(claim, tuple(ready.id for ready in taken), samples)
+
+    def trained(self, claim: ClaimId) -> list[OpenGroup]:
+        """The claim ended in a step: its groups are trained."""
+        return [self._entries.pop(ready.id).group for ready in self._book.trained(claim)]
+
+    def returned(self, claim: ClaimId) -> None:
+        """The claim came to nothing: its groups are ready again."""
+        self._book.returned(claim)
+        self._tell()
+
+    def claims(self) -> list[ClaimId]:
+        return self._book.claims()
+
+    def _drop(self, ready: ReadyGroup, outcome: GroupOutcome, cause: str) -> None:
+        self._book.remove(ready)
+        self.ended(self._entries.pop(ready.id).group, outcome, cause)
+
+    def _tell(self) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+
+
+def _oldest(trajectories: Sequence[Trajectory]) -> Version | None:
+    """The first version of the oldest trajectory whose tokens will be trained."""
+    versions = [t.first_version for t in trajectories if not t.masked and t.first_version is not None]
+    return min(versions, default=None)
+
+
+def _samples(trajectories: Sequence[Trajectory]) -> list[TrainSample]:
+    rewards = [_reward(trajectory) for trajectory in trajectories]
+    return [
+        TrainSample(
+            trajectory.id,
+            trajectory.group,
+            trajectory.task,
+            tuple(trajectory.sequences),
+            advantage,
+            reward,
+            trajectory.masked,
+        )
+        for trajectory, reward, advantage in zip(trajectories, rewards, grpo(rewards), strict=True)
+    ]
+
+
+def _reward(trajectory: Trajectory) -> float:
+    if trajectory.reward is None:
+        raise InvariantBroken(f"trajectory {trajectory.id} without a reward reached a batch")
+    return trajectory.reward

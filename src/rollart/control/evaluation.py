@@ -1,0 +1,97 @@
+"""Evaluation rounds: held-out episodes through the same control plane, beside training.
+
+A round asks for the same held-out prompts every time. Its episodes start before new training work but never hold more
+than a quarter of a task's environments, so that they do not stall a batch. A failed episode is no score of 0: it is
+left out and counted.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from rollart.control.context import Context
+from rollart.policy.groups import Ticket
+from rollart.ports.prompts import PromptSource
+from rollart.types.errors import RunError
+from rollart.types.journal import EvalEnded
+from rollart.types.trajectory import Trajectory
+
+
+@dataclass(slots=True)
+class _Round:
+    step: int
+    waiting: deque[Ticket]
+    episodes: int
+    running: int = 0
+    rewards: list[float] = field(default_factory=list)
+    failed: int = 0
+
+    @property
+    def over(self) -> bool:
+        return not self.waiting and not self.running
+
+
+class Evaluation:
+    """At most one round per task at a time; a round that comes too early is skipped."""
+
+    def __init__(self, context: Context, prompts: Mapping[str, PromptSource]) -> None:
+        self._context = context
+        self._prompts = prompts
+        self._start = {task: source.cursor() for task, source in prompts.items()}
+        self._rounds: dict[str, _Round] = {}
+        self._done: asyncio.Future[None] | None = None
+        self.opened: Callable[[], None] = lambda: None
+
+    def open(self, step: int) -> None:
+        """Start a round for every task that has held-out episodes."""
+        for task, settings in self._context.config.tasks.items():
+            if settings.eval_episodes and task not in self._rounds:
+                source = self._prompts[task]
+                source.seek(self._start[task])
+                tickets = deque(Ticket(source.next()) for _ in range(settings.eval_episodes))
+                self._rounds[task] = _Round(step, tickets, settings.eval_episodes)
+        self.opened()
+
+    def next(self, task: str) -> Ticket | None:
+        """The next episode to start, if one may."""
+        round = self._rounds.get(task)
+        if round is None or not round.waiting:
+            return None
+        if round.running >= max(1, self._context.config.tasks[task].environments // 4):
+            return None
+        round.running += 1
+        return round.waiting.popleft()
+
+    def scored(self, trajectory: Trajectory) -> None:
+        round = self._rounds[trajectory.task]
+        if trajectory.reward is not None:
+            round.rewards.append(trajectory.reward)
+        self._ended(trajectory.task, round)
+
+    def failed(self, task: str) -> None:
+        round = self._rounds.get(task)
+        if round is not None:
+            round.failed += 1
+            self._ended(task, round)
+
+    async def finished(self) -> None:
+        """Return once no round is open. Each episode has deadlines of its own; this one catches the rest."""
+        deadlines = self._context.config.deadlines
+        while self._rounds:
+            self._done = self._context.loop.create_future()
+            await self._context.waits.wait(
+                self._done, "evaluation", "held-out episodes", 2 * deadlines.turn_s, "the run stops", RunError
+            )
+
+    def _ended(self, task: str, round: _Round) -> None:
+        round.running -= 1
+        if not round.over:
+            return
+        del self._rounds[task]
+        scored = len(round.rewards)
+        mean = math.fsum(round.rewards) / scored if scored else None
+        self._context.record(EvalEnded(self._context.now(), task, round.step, round.episodes, scored, mean))
+        if self._done is not None and not self._done.done():
+            self._done.set_result(None)

@@ -1,0 +1,133 @@
+"""The workers of a run: started, replaced, and heard.
+
+Every worker is one incarnation of a spec. When it dies its spec is started again after a back-off; when it keeps dying
+the spec is removed and the rest of the role carries on. A role without any spec left ends the run. Events of a worker
+that is gone are void.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rollart.control.context import Context
+from rollart.policy.health import ENGINE, GiveUp, HealthBook, Retry
+from rollart.ports.runtime import Runtime
+from rollart.types.errors import TrainingFailed, WorkerLost
+from rollart.types.ids import WorkerId
+from rollart.types.journal import WorkerDied, WorkerJoined, WorkerSpawned
+from rollart.types.messages import Role, WorkerCommand, WorkerEvent, WorkerInfo
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """How to start a worker, as often as needed."""
+
+    name: str
+    role: Role
+    pool: str
+    factory: str
+    settings: Mapping[str, Any]
+    hardware: str = ""
+
+
+class RoleHandler(Protocol):
+    """The part of the control plane that a role's workers belong to."""
+
+    def worker_joined(self, worker: WorkerId, spec: WorkerSpec, info: WorkerInfo) -> None: ...
+
+    def worker_left(self, worker: WorkerId, spec: WorkerSpec, reason: str) -> None: ...
+
+
+class Fleet:
+    """Spawns workers, restarts them, and hands their events to who asked for them."""
+
+    def __init__(self, context: Context, runtime: Runtime, specs: Sequence[WorkerSpec]) -> None:
+        self._context = context
+        self._runtime = runtime
+        self._specs = {spec.name: spec for spec in specs}
+        self._incarnation: dict[str, int] = {}
+        self._alive: dict[WorkerId, WorkerSpec] = {}
+        self._roles: dict[Role, list[RoleHandler]] = {}
+        self._handlers: dict[type, Callable[[WorkerId, Any], None]] = {}
+        self._health = HealthBook(ENGINE)
+        self._closing = False
+        runtime.listen(self)
+
+    def attach(self, role: Role, handler: RoleHandler) -> None:
+        """`handler` hears of the workers of a role; several are told in the order in which they were attached."""
+        self._roles.setdefault(role, []).append(handler)
+
+    def on(self, event: type[WorkerEvent], handler: Callable[[WorkerId, Any], None]) -> None:
+        """`handler` gets every event of a type."""
+        self._handlers[event] = handler
+
+    def start(self) -> None:
+        for spec in list(self._specs.values()):
+            self._spawn(spec)
+
+    def post(self, worker: WorkerId, commands: Sequence[WorkerCommand]) -> None:
+        self._runtime.post(worker, commands)
+
+    def replace(self, worker: WorkerId, reason: str) -> None:
+        """Take a worker for dead although it has not said so (silent, or past a deadline) and start another."""
+        if worker in self._alive:
+            self._runtime.stop(worker)
+            self.died(worker, reason)
+
+    async def close(self) -> None:
+        self._closing = True
+        self._alive.clear()
+        await self._runtime.close()
+
+    # What the runtime tells.
+
+    def joined(self, worker: WorkerId, info: WorkerInfo) -> None:
+        spec = self._alive.get(worker)
+        if spec is None:
+            return
+        self._context.record(WorkerJoined(self._context.now(), worker))
+        for handler in self._roles.get(spec.role, ()):
+            handler.worker_joined(worker, spec, info)
+
+    def events(self, worker: WorkerId, events: Sequence[WorkerEvent]) -> None:
+        for event in events:
+            if worker not in self._alive:
+                return
+            self._handlers[type(event)](worker, event)
+
+    def died(self, worker: WorkerId, reason: str) -> None:
+        spec = self._alive.pop(worker, None)
+        if spec is None or self._closing:
+            return
+        now = self._context.now()
+        if spec.role is Role.TRAINER:
+            self._context.record(WorkerDied(now, worker, reason, "the run ends"))
+            self._context.nursery.fail(TrainingFailed(f"{worker} died: {reason}. Resume the run from its checkpoint."))
+            return
+        verdict = self._health.failed(spec.name, now, reason)
+        if isinstance(verdict, GiveUp):
+            self._context.record(WorkerDied(now, worker, reason, "removed: it keeps dying"))
+            del self._specs[spec.name]
+        else:
+            at = verdict.at if isinstance(verdict, Retry) else verdict.until
+            self._context.record(WorkerDied(now, worker, reason, f"restarted at {at:.3f} s"))
+            self._context.loop.call_at(at, self._spawn, spec)
+        for handler in self._roles.get(spec.role, ()):
+            handler.worker_left(worker, spec, reason)
+        if not any(other.role is spec.role for other in self._specs.values()):
+            self._context.nursery.fail(
+                WorkerLost(
+                    f"no {spec.role.value} worker is left; the last one, {worker}, died of: {reason}. "
+                    "Every one was restarted and died again: mend the cause and resume."
+                )
+            )
+
+    def _spawn(self, spec: WorkerSpec) -> None:
+        if self._closing or spec.name not in self._specs:
+            return
+        number = self._incarnation.get(spec.name, 0)
+        self._incarnation[spec.name] = number + 1
+        worker = WorkerId(f"{spec.name}.{number}")
+        self._alive[worker] = spec
+        self._context.record(WorkerSpawned(self._context.now(), worker, spec.role, spec.pool))
+        self._runtime.spawn(worker, spec.role, spec.factory, spec.settings)

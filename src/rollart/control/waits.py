@@ -1,0 +1,75 @@
+"""Every wait of the control plane: with an owner, a deadline and an action.
+
+One timer serves all of them. At a deadline `wait` raises the fault that the caller names and `guard` calls back.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from rollart.policy.watch import Wait, Watch
+from rollart.types.errors import RollartError
+
+T = TypeVar("T")
+
+
+class Waits:
+    """The open waits of a run, and the timer of the next deadline."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._watch = Watch()
+        self._expired: dict[int, Callable[[Wait], None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed_for = float("inf")
+
+    def guard(self, owner: str, what: str, seconds: float, action: str, expired: Callable[[Wait], None]) -> Wait:
+        """Open a wait; unless `close` comes first, `expired` is called at its deadline."""
+        wait = self._watch.open(owner, what, seconds, action, self._loop.time())
+        self._expired[wait.id] = expired
+        if wait.deadline < self._armed_for:
+            self._arm(wait.deadline)
+        return wait
+
+    def close(self, wait: Wait) -> None:
+        """The wait is over; closing twice is fine."""
+        if self._expired.pop(wait.id, None) is not None:
+            self._watch.close(wait)
+
+    async def wait(
+        self,
+        future: "asyncio.Future[T]",
+        owner: str,
+        what: str,
+        seconds: float,
+        action: str,
+        raises: type[RollartError],
+    ) -> T:
+        """The future's result; at the deadline the future fails with `raises`."""
+
+        def expired(wait: Wait) -> None:
+            if not future.done():
+                future.set_exception(raises(f"{wait.owner}: {wait.what} took longer than {seconds:g} s; {wait.action}"))
+
+        wait = self.guard(owner, what, seconds, action, expired)
+        try:
+            return await future
+        finally:
+            self.close(wait)
+
+    def report(self, limit: int = 20) -> list[str]:
+        """What is waited for, longest first: the stall report."""
+        return self._watch.report(self._loop.time(), limit)
+
+    def _arm(self, deadline: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if deadline is None else self._loop.call_at(deadline, self._ring)
+        self._armed_for = float("inf") if deadline is None else deadline
+
+    def _ring(self) -> None:
+        for wait in self._watch.expired(self._loop.time()):
+            expired = self._expired.pop(wait.id, None)
+            if expired is not None:
+                expired(wait)
+        self._arm(self._watch.next_deadline())

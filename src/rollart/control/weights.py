@@ -1,0 +1,152 @@
+"""Weight sync: versions reach the engines while rollout goes on, and change hands between two engine steps.
+
+`adopt_newest` is steps 2 to 5 of the protocol in `policy.sync`. An engine that does not stage or commit in time is
+replaced; the others never wait longer than that deadline for it.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from rollart.control.context import Context
+from rollart.control.fleet import Fleet, WorkerSpec
+from rollart.control.proxy import LLMProxy
+from rollart.policy.sync import Commands, SyncBook
+from rollart.policy.watch import Wait
+from rollart.types.errors import InvariantBroken, RunError
+from rollart.types.ids import WorkerId
+from rollart.types.journal import EngineOutOfService, EngineUpdated, VersionPublished, WeightsSynced
+from rollart.types.messages import Role, Stage, Staged, StageFailed, Update, Updated, WorkerInfo
+from rollart.types.versions import Version
+from rollart.types.weights import Manifest
+
+
+class WeightSync:
+    """Drives the engines' weights; see the module."""
+
+    def __init__(self, context: Context, fleet: Fleet, proxy: LLMProxy) -> None:
+        self._context = context
+        self._fleet = fleet
+        self._proxy = proxy
+        self._book = SyncBook(rolling=context.config.rolling_update)
+        self._waits: dict[WorkerId, Wait] = {}
+        self._changed: asyncio.Future[None] | None = None
+        self.synced: Callable[[Version], None] = lambda _version: None
+        """Told when the version of the run has changed."""
+        fleet.attach(Role.ENGINE, self)
+        fleet.on(Staged, self._staged)
+        fleet.on(StageFailed, self._stage_failed)
+        fleet.on(Updated, self._updated)
+
+    @property
+    def served(self) -> Version:
+        """The version of the run."""
+        if self._book.served is None:
+            raise InvariantBroken("asked for the version in service before there was one")
+        return self._book.served
+
+    def published(self, manifest: Manifest) -> None:
+        """A version is in the store: engines stage it from here on."""
+        self._context.record(VersionPublished(self._context.now(), manifest.version, manifest.total_bytes))
+        self._send(self._book.published(manifest))
+
+    async def first_version(self) -> None:
+        """Return once an engine serves."""
+        await self._until(lambda: bool(self._book.engines_in_service()))
+
+    async def adopt_newest(self) -> None:
+        """Every engine in service takes the newest version; rollout is suspended for the commit only."""
+        if self._book.newest == self._book.served:
+            return
+        asked_at = self._context.now()
+        await self._until(self._book.ready)
+        began_at = self._context.now()
+        rolling = self._context.config.rolling_update
+        if not rolling:
+            self._suspend(True)
+        try:
+            self._send(self._book.begin())
+            await self._until(lambda: not self._book.syncing)
+        finally:
+            if not rolling:
+                self._suspend(False)
+        now = self._context.now()
+        suspended_s = 0.0 if rolling else now - began_at
+        self._context.record(WeightsSynced(now, self.served, suspended_s, began_at - asked_at))
+        self.synced(self.served)
+
+    def worker_joined(self, worker: WorkerId, spec: WorkerSpec, info: WorkerInfo) -> None:  # noqa: ARG002
+        self._send(self._book.engine_joined(worker))
+
+    def worker_left(self, worker: WorkerId, spec: WorkerSpec, reason: str) -> None:  # noqa: ARG002
+        self._close_wait(worker)
+        self._send(self._book.engine_left(worker))
+        self._tell()
+
+    def _staged(self, worker: WorkerId, event: Staged) -> None:
+        self._close_wait(worker)
+        self._send(self._book.staged(worker, event.version))
+        self._tell()
+
+    def _updated(self, worker: WorkerId, event: Updated) -> None:
+        self._close_wait(worker)
+        self._context.record(EngineUpdated(self._context.now(), worker, event.version))
+        self._send(self._book.updated(worker, event.version))
+        if self._book.in_service(worker):
+            self._proxy.serves(worker, event.version)
+        self._tell()
+
+    def _stage_failed(self, worker: WorkerId, event: StageFailed) -> None:
+        commands = self._book.stage_failed(worker, event.version)
+        if commands is None:
+            self._context.record(EngineOutOfService(self._context.now(), worker, event.reason))
+            self._fleet.replace(worker, f"cannot take {event.version}: {event.reason}")
+        else:
+            self._send(commands)
+
+    def _send(self, commands: Commands) -> None:
+        deadlines = self._context.config.deadlines
+        for worker, batch in commands:
+            self._fleet.post(worker, batch)
+            for command in batch:
+                if isinstance(command, Stage):
+                    self._expect(worker, f"staging {command.manifest.version}", deadlines.stage_s)
+                elif isinstance(command, Update):
+                    self._expect(worker, f"committing {command.version}", deadlines.update_s)
+
+    def _expect(self, worker: WorkerId, what: str, seconds: float) -> None:
+        self._close_wait(worker)
+        self._waits[worker] = self._context.waits.guard(
+            str(worker),
+            what,
+            seconds,
+            "it is replaced",
+            lambda wait: self._fleet.replace(worker, f"{wait.what} took longer than {seconds:g} s"),
+        )
+
+    def _close_wait(self, worker: WorkerId) -> None:
+        wait = self._waits.pop(worker, None)
+        if wait is not None:
+            self._context.waits.close(wait)
+
+    def _suspend(self, suspended: bool) -> None:
+        self._context.accounts.suspended = suspended
+        self._context.accounts.changed(self._context.now())
+        if suspended:
+            self._proxy.suspend()
+        else:
+            self._proxy.resume()
+
+    def _tell(self) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Wait for the engines. Each of them has a deadline of its own; this one only catches what those leave open."""
+        deadlines = self._context.config.deadlines
+        limit_s = 2 * (deadlines.stage_s + deadlines.update_s + deadlines.engine_joins_s)
+        while not condition():
+            self._changed = self._context.loop.create_future()
+            owners = ", ".join(self._book.waits_for()) or "engines"
+            await self._context.waits.wait(
+                self._changed, owners, f"weights {self._book.newest}", limit_s, "the run stops", RunError
+            )

@@ -1,0 +1,249 @@
+"""The inline runtime: every worker is a thread of this process.
+
+        controller's loop                                   thread of one worker
+    post ──► outgoing ──(end of this pass of the loop)──► mailbox ──► Worker.post, Worker.advance
+    Listener ◄── inbox, drained on the loop ◄──(call_soon_threadsafe)── joined, events, died
+
+What holds: a worker is built, driven and closed by one thread only. The listener hears of it on the loop only, in the
+order in which it happened, and nothing after `stop` or after its death. Nothing here waits for user code without a
+limit: a thread that does not end is abandoned and named.
+"""
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rollart.ports.factory import load
+from rollart.ports.runtime import Listener
+from rollart.ports.worker import Worker
+from rollart.types.errors import InvariantBroken, RequestError
+from rollart.types.ids import WorkerId
+from rollart.types.messages import Role, WorkerCommand, WorkerEvent
+
+logger = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 5.0
+LONGEST_SLEEP_S = 3600.0
+"""A lock cannot wait for ever longer; a worker that asks for more is looked at once an hour."""
+
+
+class InlineRuntime:
+    """Hosts workers in threads of this process. Use from one event loop."""
+
+    def __init__(self, *, close_timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        self._close_timeout_s = close_timeout_s
+        self._listener: Listener | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._hosts: dict[WorkerId, _Host] = {}
+        self._ending: list[_Host] = []
+        """Stopped, but their threads may still run."""
+        self._names: set[WorkerId] = set()
+        self._outgoing: dict[WorkerId, list[WorkerCommand]] = {}
+        self._inbox: deque[tuple[_Host, Callable[[Listener], None], bool]] = deque()
+        self._inbox_lock = threading.Lock()
+        self._drain_due = False
+        self._closed = False
+
+    def listen(self, listener: Listener) -> None:
+        if self._listener is not None:
+            raise InvariantBroken("this runtime already has a listener; `listen` is called once")
+        self._listener = listener
+
+    def spawn(self, worker: WorkerId, role: Role, factory: str, settings: Mapping[str, Any]) -> None:
+        if self._listener is None:
+            raise InvariantBroken("call `listen` before the first `spawn`: nobody would hear of the worker")
+        if self._closed:
+            raise RequestError("this runtime is closed; make a new one to start workers")
+        if worker in self._names:
+            raise InvariantBroken(f"worker id {worker!r} was used before; every incarnation has an id of its own")
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        host = _Host(worker, role, factory, dict(settings), self._loop.time, self._tell)
+        self._names.add(worker)
+        self._hosts[worker] = host
+        host.thread.start()
+
+    def post(self, worker: WorkerId, commands: Sequence[WorkerCommand]) -> None:
+        if worker not in self._hosts or not commands:
+            return
+        assert self._loop is not None  # a host exists, so `spawn` has set it
+        if not self._outgoing:
+            self._loop.call_soon(self._flush)
+        self._outgoing.setdefault(worker, []).extend(commands)
+
+    def stop(self, worker: WorkerId) -> None:
+        host = self._hosts.pop(worker, None)
+        if host is None:
+            return
+        self._outgoing.pop(worker, None)
+        host.silent = True
+        host.end()
+        self._ending = [other for other in self._ending if other.thread.is_alive()]
+        self._ending.append(host)
+
+    async def close(self) -> None:
+        self._closed = True
+        for worker in list(self._hosts):
+            self.stop(worker)
+        ending, self._ending = self._ending, []
+        if not ending:
+            return
+        await asyncio.to_thread(_join, ending, self._close_timeout_s)
+        for host in ending:
+            if host.thread.is_alive():
+                logger.warning(
+                    "worker %s did not end within %g s and is abandoned; it may hang in %s",
+                    host.worker,
+                    self._close_timeout_s,
+                    host.factory,
+                )
+
+    def _flush(self) -> None:
+        outgoing, self._outgoing = self._outgoing, {}
+        for worker, commands in outgoing.items():
+            host = self._hosts.get(worker)
+            if host is not None:
+                host.give(commands)
+
+    def _tell(self, host: "_Host", call: Callable[[Listener], None], last: bool) -> None:
+        """Called by worker threads: have the loop tell the listener."""
+        assert self._loop is not None
+        with self._inbox_lock:
+            self._inbox.append((host, call, last))
+            if self._drain_due:
+                return
+            self._drain_due = True
+        try:
+            self._loop.call_soon_threadsafe(self._drain)
+        except RuntimeError:  # the loop is closed: nobody is left to be told
+            with self._inbox_lock:
+                self._drain_due = False  # so that the next worker to speak finds out as well
+            host.end()
+
+    def _drain(self) -> None:
+        assert self._listener is not None
+        assert self._loop is not None
+        with self._inbox_lock:
+            inbox, self._inbox = self._inbox, deque()
+            self._drain_due = False
+        try:
+            while inbox:
+                host, call, last = inbox.popleft()
+                if host.silent:
+                    continue
+                if last:
+                    self.stop(host.worker)  # first, so that the listener may already spawn a successor
+                call(self._listener)
+        finally:
+            # The listener raised: its error goes to the loop's handler, the others' events must not go with it.
+            if inbox:
+                with self._inbox_lock:
+                    self._inbox.extendleft(reversed(inbox))
+                    due, self._drain_due = self._drain_due, True
+                if not due:
+                    self._loop.call_soon(self._drain)
+
+
+def _join(hosts: list["_Host"], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    for host in hosts:
+        host.thread.join(max(0.0, deadline - time.monotonic()))
+
+
+class _Host:
+    """One worker and its thread. `silent` belongs to the loop; the rest of the state is guarded by `_changed`."""
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        role: Role,
+        factory: str,
+        settings: dict[str, Any],
+        clock: Callable[[], float],
+        tell: Callable[["_Host", Callable[[Listener], None], bool], None],
+    ) -> None:
+        self.worker = worker
+        self.factory = factory
+        self.silent = False
+        self.thread = threading.Thread(target=self._run, name=f"{role.value}:{worker}", daemon=True)
+        self._settings = settings
+        self._clock = clock
+        self._tell = tell
+        self._changed = threading.Condition()
+        self._mailbox: list[WorkerCommand] = []
+        self._woken = False
+        self._ended = False
+
+    # --- from any thread
+
+    def give(self, commands: list[WorkerCommand]) -> None:
+        with self._changed:
+            self._mailbox.extend(commands)
+            self._changed.notify()
+
+    def wake(self) -> None:
+        with self._changed:
+            self._woken = True
+            self._changed.notify()
+
+    def end(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+
+    # --- in the worker's thread
+
+    def _run(self) -> None:
+        built: Worker | None = None
+        try:
+            built = load(self.factory)(self._settings, self.wake)
+            info = built.info()
+            self._tell(self, lambda listener: listener.joined(self.worker, info), False)
+            self._drive(built)
+        except BaseException as error:  # the boundary of the worker's code: its error is its death, told below
+            reason = f"{type(error).__name__}: {error}"
+            logger.debug("worker %s died", self.worker, exc_info=True)
+            self._tell(self, lambda listener: listener.died(self.worker, reason), True)
+        if built is None:
+            return
+        try:
+            built.close()
+        except BaseException as error:  # noqa: BLE001 - the worker is over; nobody can act on this but a reader
+            logger.warning("worker %s failed to close: %s: %s", self.worker, type(error).__name__, error)
+
+    def _drive(self, worker: Worker) -> None:
+        wake_at: float | None = -math.inf  # once after joining, so that a worker can say by itself when to be called
+        while True:
+            commands = self._wait(wake_at)
+            if commands is None:
+                return
+            if commands:
+                worker.post(commands)
+            events, wake_at = worker.advance(self._clock())
+            if events:
+                self._tell(self, self._telling(events), False)
+
+    def _telling(self, events: list[WorkerEvent]) -> Callable[[Listener], None]:
+        return lambda listener: listener.events(self.worker, events)
+
+    def _wait(self, wake_at: float | None) -> list[WorkerCommand] | None:
+        """Sleep until there is something to do; None when it is to end."""
+        with self._changed:
+            while not (self._ended or self._mailbox or self._woken):
+                if wake_at is None:
+                    self._changed.wait()
+                    continue
+                left_s = wake_at - self._clock()
+                if left_s <= 0:
+                    break
+                self._changed.wait(min(left_s, LONGEST_SLEEP_S))
+            if self._ended:
+                return None
+            commands, self._mailbox = self._mailbox, []
+            self._woken = False
+            return commands

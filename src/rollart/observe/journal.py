@@ -1,0 +1,143 @@
+"""Journals: in memory for simulations and tests, in SQLite for real runs.
+
+Both keep events in the order of `append`, each once. SQLite is written by a thread of its own, in batches, so the
+controller's loop never waits for a disk; `flush` does, and raises what went wrong since the last one.
+"""
+
+import asyncio
+import hashlib
+import queue
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from rollart.types.errors import RequestError, RunError
+from rollart.types.journal import JournalEvent
+
+_decoder = msgspec.msgpack.Decoder(JournalEvent)
+
+
+class MemoryJournal:
+    """Events in a list."""
+
+    def __init__(self) -> None:
+        self.events: list[JournalEvent] = []
+        self.append = self.events.append
+
+    async def flush(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+def digest(events: Iterable[JournalEvent]) -> str:
+    """The same for two journals exactly if they are equal byte for byte."""
+    encoder = msgspec.msgpack.Encoder(order="deterministic")
+    hashed = hashlib.blake2b(digest_size=16)
+    for event in events:
+        hashed.update(encoder.encode(event))
+    return hashed.hexdigest()
+
+
+class _Flush:
+    """A mark in the queue: everything before it is durable once it is reached."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, last: bool) -> None:
+        self.loop = loop
+        self.future: asyncio.Future[None] = loop.create_future()
+        self.last = last
+
+    def resolve(self, error: BaseException | None) -> None:
+        def set_result() -> None:
+            if not self.future.done():
+                if error is None:
+                    self.future.set_result(None)
+                else:
+                    self.future.set_exception(error)
+
+        self.loop.call_soon_threadsafe(set_result)
+
+
+class SqliteJournal:
+    """One table in WAL mode; a commit per batch, synced to disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._queue: queue.SimpleQueue[JournalEvent | _Flush] = queue.SimpleQueue()
+        self._error: RunError | None = None
+        self._closed = False
+        self.append = self._queue.put
+        try:
+            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._db.executescript(
+                "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"
+                "CREATE TABLE IF NOT EXISTS events (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, body BLOB NOT NULL);"
+            )
+        except sqlite3.Error as error:
+            raise RequestError(f"{path}: the journal cannot be opened ({error}); choose another folder") from error
+        self._thread = threading.Thread(target=self._write_all, name="journal", daemon=True)
+        self._thread.start()
+
+    async def flush(self) -> None:
+        await self._mark(last=False)
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            await self._mark(last=True)
+
+    async def _mark(self, *, last: bool) -> None:
+        mark = _Flush(asyncio.get_running_loop(), last=last)
+        self._queue.put(mark)
+        await mark.future
+
+    def _write_all(self) -> None:
+        while True:
+            batch: list[JournalEvent] = []
+            item: JournalEvent | _Flush = self._queue.get()
+            while not isinstance(item, _Flush) and len(batch) < 10_000:
+                batch.append(item)
+                try:
+                    item = self._queue.get_nowait()
+                except queue.Empty:
+                    break
+            self._commit(batch)
+            if isinstance(item, _Flush):
+                error, self._error = self._error, None
+                if item.last:
+                    self._db.close()
+                item.resolve(error)
+                if item.last:
+                    return
+
+    def _commit(self, batch: list[JournalEvent]) -> None:
+        if not batch:
+            return
+        try:
+            self._db.execute("BEGIN")
+            self._db.executemany(
+                "INSERT INTO events (kind, body) VALUES (?, ?)",
+                [(type(event).__name__, msgspec.msgpack.encode(event)) for event in batch],
+            )
+            self._db.execute("COMMIT")
+        except (sqlite3.Error, msgspec.MsgspecError, TypeError) as error:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            # Kept until somebody can hear it: the next flush raises it, and the run stops there.
+            self._error = RunError(f"{self._path}: the journal cannot be written ({error}); free the disk and resume")
+
+
+def read_journal(path: Path) -> Iterator[JournalEvent]:
+    """The events of a run, in order."""
+    if not path.is_file():
+        raise RequestError(f"{path}: there is no journal here; give the folder of a run")
+    db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    try:
+        for (body,) in db.execute("SELECT body FROM events ORDER BY seq"):
+            yield _decoder.decode(body)
+    finally:
+        db.close()

@@ -1,0 +1,257 @@
+"""Continuous batching without a loop over tokens: prefill work, then a token clock.
+
+Every running request gets one token per decode step, so one counter, the clock, serves for all of them: a request that
+joins at clock D with n tokens to go ends at D + n. Between two changes of the batch all steps are alike but for the KV,
+which grows by one token per request and step; a stretch of steps is timed by its middle, which is exact as long as one
+side of the roofline holds. Prefill goes first: while any prefill work is left, the clock stands still.
+
+    now ──► prefill work of all that joined ──► steps of the clock ──► the next request ends
+            (first in, first out)               (whole steps only)     = `end`, the only timer
+
+Nothing is lost or gained when a stretch is cut short: whole steps count as tokens, the time spent in the step that was
+cut is kept and the next stretch starts with it.
+"""
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Iterable
+
+from rollart.sim.hardware import Roofline
+from rollart.sim.kvcache import Session
+from rollart.types.ids import RequestId
+from rollart.types.messages import Add, FinishReason
+from rollart.types.tokens import Generated, Segment, VersionRun
+from rollart.types.versions import Version
+
+NO_TOKENS = Generated(Segment(0, None), None, ())
+
+
+class Request:
+    """One turn: queued, then in the batch, then ended.
+
+    `context` tokens of prompt are followed by `length` sampled ones, `reported` of which the controller has heard of.
+    """
+
+    __slots__ = (
+        "add",
+        "cached",
+        "context",
+        "end",
+        "ended",
+        "finish",
+        "held",
+        "id",
+        "length",
+        "recomputed",
+        "reported",
+        "run_from",
+        "runs",
+        "session",
+        "work_left_s",
+        "work_s",
+        "work_tokens",
+    )
+
+    def __init__(self, add: Add, context: int, length: int, finish: FinishReason) -> None:
+        self.add = add
+        self.id: RequestId = add.request
+        self.context = context
+        self.length = length
+        self.finish = finish
+        self.session: Session | None = None
+        self.ended = False
+        self.end = 0
+        self.cached = 0
+        self.recomputed = 0
+        # Prefill work: `work_tokens` to compute after `held` whose KV is there, of `work_s` seconds in all.
+        self.held = 0
+        self.work_tokens = 0
+        self.work_s = 0.0
+        self.work_left_s = 0.0
+        # What was sampled and not yet reported: closed runs, and an open one from token `run_from` on.
+        self.reported = 0
+        self.run_from = 0
+        self.runs: tuple[VersionRun, ...] = ()
+
+    @property
+    def need(self) -> int:
+        """KV tokens that it holds at its end."""
+        return self.context + self.length
+
+    def sampled(self, clock: int) -> int:
+        return self.length - self.end + clock
+
+    def close_run(self, clock: int, version: Version) -> None:
+        """The version changes: what was sampled so far was sampled with `version`."""
+        sampled = self.sampled(clock)
+        if sampled > self.run_from:
+            self.runs = (*self.runs, VersionRun(version, sampled - self.run_from))
+            self.run_from = sampled
+
+    def take(self, sampled: int, version: Version) -> Generated:
+        """What was not yet reported of the first `sampled` tokens."""
+        count = sampled - self.reported
+        if not count:
+            return NO_TOKENS
+        runs = self.runs
+        if sampled > self.run_from:
+            runs = (*runs, VersionRun(version, sampled - self.run_from))
+        self.reported = self.run_from = sampled
+        self.runs = ()
+        return Generated(Segment(count, None), None, runs)
+
+
+class Batch:
+    """The running requests of an engine. After every change and after every `settle`, `plan` sets `end` anew."""
+
+    def __init__(self, roofline: Roofline) -> None:
+        self.clock = 0
+        self.size = 0
+        self.end = math.inf
+        """When the next request ends if nothing changes."""
+        self.running = True
+        self._prefill_s = roofline.prefill_s
+        self._decode_step_s = roofline.decode_step_s
+        self._at = 0.0
+        self._kv_tokens = 0
+        self._ends: list[tuple[int, int, Request]] = []
+        self._joined = 0
+        self._work: deque[Request] = deque()
+        self._work_s = 0.0
+        self._steps = 0
+        self._step_s = 1.0
+        self._spent_s = 0.0
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the running requests attend to between them."""
+        return self._kv_tokens
+
+    def join(self, request: Request, held: int) -> None:
+        """Start a request; KV of the first `held` tokens of its context is there."""
+        self._assign(request, request.context - held, held)
+        request.end = self.clock + request.length
+        self._joined += 1
+        heapq.heappush(self._ends, (request.end, self._joined, request))
+        self.size += 1
+        self._kv_tokens += request.context
+
+    def leave(self, request: Request) -> None:
+        """Take a request out before its end. Its prefill work is dropped; `work_left_s` still tells what was left."""
+        request.ended = True
+        self._kv_tokens -= request.context + request.sampled(self.clock)
+        self._work_s = max(0.0, self._work_s - request.work_left_s)
+        self._shrink(1)
+
+    def recompute(self, requests: Iterable[Request]) -> None:
+        """The KV of these, all that run, is void: compute it again before the next step."""
+        self._work.clear()
+        self._work_s = 0.0
+        for request in requests:
+            whole = request.context + request.sampled(self.clock)
+            if request.work_left_s > 0.0:
+                share = 1.0 - request.work_left_s / request.work_s
+                request.recomputed += request.held + int(request.work_tokens * share)
+            else:
+                request.recomputed += whole
+            self._assign(request, whole, 0)
+
+    def settle(self, now: float) -> None:
+        """Account for the time until `now`, before `end`: whole steps become tokens."""
+        elapsed_s = now - self._at
+        self._at = now
+        if elapsed_s <= 0.0 or not self.size or not self.running:
+            return
+        if self._work:
+            if elapsed_s < self._work_s:
+                self._pay(elapsed_s)
+                return
+            elapsed_s -= self._work_s
+            self._work_done()
+        steps = self._whole_steps(elapsed_s)
+        self._spent_s = max(0.0, self._spent_s + elapsed_s - steps * self._step_s)
+        self.clock += steps
+        self._kv_tokens += steps * self.size
+
+    def clock_at(self, now: float) -> int:
+        """The clock at `now`, before `end`; changes nothing."""
+        elapsed_s = now - self._at
+        if elapsed_s <= 0.0 or not self.size or not self.running or elapsed_s < self._work_s:
+            return self.clock
+        return self.clock + self._whole_steps(elapsed_s - self._work_s)
+
+    def complete(self) -> list[Request]:
+        """Go to `end` and take out the requests that end there, in the order in which they joined."""
+        self._at = self.end
+        if self._work:
+            self._work_done()
+        self.clock += self._steps
+        self._kv_tokens += self._steps * self.size
+        self._spent_s = 0.0
+        ends, clock = self._ends, self.clock
+        done: list[Request] = []
+        while ends and ends[0][0] <= clock:
+            request = heapq.heappop(ends)[2]
+            if not request.ended:
+                request.ended = True
+                self._kv_tokens -= request.context + request.length
+                done.append(request)
+        self._shrink(len(done))
+        return done
+
+    def plan(self) -> None:
+        ends = self._ends
+        while ends and ends[0][2].ended:
+            heapq.heappop(ends)
+        if not self.size or not self.running:
+            self.end = math.inf
+            return
+        self._steps = steps = ends[0][0] - self.clock
+        self._step_s = step_s = self._decode_step_s(self.size, self._kv_tokens + 0.5 * (steps - 1) * self.size)
+        left_s = steps * step_s - self._spent_s
+        self.end = self._at + self._work_s + (left_s if left_s > 0.0 else 0.0)
+
+    def _whole_steps(self, elapsed_s: float) -> int:
+        # The last step of the stretch is `complete`'s: rounding must not end a request ahead of its timer.
+        steps = int((self._spent_s + elapsed_s) / self._step_s)
+        return steps if steps < self._steps else self._steps - 1
+
+    def _assign(self, request: Request, tokens: int, held: int) -> None:
+        request.held = held
+        request.work_tokens = tokens
+        request.work_s = request.work_left_s = work_s = self._prefill_s(tokens, held)
+        self._work.append(request)
+        self._work_s += work_s
+
+    def _pay(self, seconds: float) -> None:
+        """Spend time on prefill work, first in, first out."""
+        self._work_s -= seconds
+        work = self._work
+        while work:
+            request = work[0]
+            if request.ended:
+                work.popleft()
+                continue
+            if request.work_left_s > seconds:
+                request.work_left_s -= seconds
+                return
+            seconds -= request.work_left_s
+            request.work_left_s = 0.0
+            work.popleft()
+        self._work_s = 0.0
+
+    def _work_done(self) -> None:
+        for request in self._work:
+            request.work_left_s = 0.0
+        self._work.clear()
+        self._work_s = 0.0
+
+    def _shrink(self, count: int) -> None:
+        self.size -= count
+        if not self.size:
+            # Nobody is left to whom a cut step or a rounding error of the work could belong.
+            self._ends.clear()
+            self._work.clear()
+            self._work_s = 0.0
+            self._spent_s = 0.0

@@ -1,0 +1,360 @@
+"""A simulated inference engine: the command loop of a real one over modelled hardware.
+
+Every accepted request ends in exactly one `TurnDone` (or in a late `PrefixMiss`, if its prefix was evicted while it
+waited); its tokens are told once, in `Progress` or there, and each carries the version that was in service when its
+step ended. Three parts do the work: `batching` says when requests end, `kvcache` who holds KV and who fits, and this
+module speaks the protocol and keeps the versions.
+
+A turn's `usage` holds `prefilled + cached` = its prompt, where `cached` is the prefix that the session was known to
+hold; what was computed is `prefilled + recomputed`.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rollart.ports.weights import WeightStore
+from rollart.ports.worker import Advance
+from rollart.sim.batching import NO_TOKENS, Batch, Request
+from rollart.sim.hardware import Roofline
+from rollart.sim.kvcache import KvCache
+from rollart.sim.workload import Workload
+from rollart.types.errors import InvariantBroken, WeightError
+from rollart.types.ids import RequestId
+from rollart.types.messages import (
+    Abort,
+    Add,
+    EndSession,
+    EngineInfo,
+    FinishReason,
+    KvOnUpdate,
+    PrefixMiss,
+    Progress,
+    Refused,
+    Resume,
+    Stage,
+    Staged,
+    StageFailed,
+    Suspend,
+    TurnDone,
+    TurnUsage,
+    Update,
+    Updated,
+    WorkerCommand,
+    WorkerEvent,
+)
+from rollart.types.versions import Version
+from rollart.types.weights import Manifest, verify_bucket
+
+_REMEMBERED = 4096
+"""Ended requests of which a doubled `Add` is still recognised: at least so many, at most twice."""
+
+
+class SimEngine:
+    """One replica. Settings:
+
+    hardware: Hardware       model: ModelProfile     ranks: int               seed: int
+    tasks: Mapping[str, TaskProfile]                 whose answers are drawn; a task not named here is refused
+    store: WeightStore       pull_gb_s: float        where versions come from, and how fast
+    slots: int               max_context: int        at most the KV memory; requests beyond the slots wait
+    kv_on_update: KvOnUpdate | str                   `recompute` (the default) or `keep`
+    progress_interval_s: float                       5 by default
+    """
+
+    def __init__(self, settings: Mapping[str, Any], _wake: Callable[[], None]) -> None:
+        roofline = Roofline(settings["hardware"], settings["model"], settings["ranks"])
+        seed: int = settings["seed"]
+        self._workloads = {task: Workload(task, profile, seed) for task, profile in settings["tasks"].items()}
+        self._cache = KvCache(roofline.kv_capacity_tokens)
+        self._batch = Batch(roofline)
+        self._slots: int = settings["slots"]
+        self._max_context = min(int(settings["max_context"]), self._cache.capacity_tokens)
+        self._recompute = KvOnUpdate(settings.get("kv_on_update", KvOnUpdate.RECOMPUTE)) is KvOnUpdate.RECOMPUTE
+        self._progress_interval_s: float = settings.get("progress_interval_s", 5.0)
+        self._store: WeightStore = settings["store"]
+        self._pull_gb_s: float = settings["pull_gb_s"]
+
+        self._now = 0.0
+        self._commands: list[WorkerCommand] = []
+        self._suspended = False
+        self._progress_at = math.inf
+        self._reported_clock = 0
+
+        self._running: dict[RequestId, Request] = {}
+        self._queued: dict[RequestId, Request] = {}
+        self._queue: deque[Request] = deque()
+        self._ended: set[RequestId] = set()
+        self._ended_before: set[RequestId] = set()
+
+        self._version: Version | None = None
+        self._staged: set[Version] = set()
+        self._staging: deque[tuple[float, Manifest]] = deque()
+
+    # --- the Worker port --------------------------------------------------------------------------------------------
+
+    def info(self) -> EngineInfo:
+        return EngineInfo(
+            slots=self._slots,
+            max_context=self._max_context,
+            kv_on_update=KvOnUpdate.RECOMPUTE if self._recompute else KvOnUpdate.KEEP,
+            progress_interval_s=self._progress_interval_s,
+        )
+
+    def post(self, commands: Sequence[WorkerCommand]) -> None:
+        self._commands.extend(commands)
+
+    def advance(self, now: float) -> Advance:
+        if now < self._now:
+            raise InvariantBroken(f"the engine was driven at {now} after {self._now}: time went backwards")
+        self._now = now
+        events: list[WorkerEvent] = []
+        batch = self._batch
+        staging = self._staging
+        while True:
+            # In the order of their times, also when the call comes late: what is due may change what comes after it.
+            stage_at = staging[0][0] if staging else math.inf
+            due = batch.end
+            if stage_at < due:
+                due = stage_at
+            if self._progress_at < due:
+                due = self._progress_at
+            if due > now:
+                break
+            if due == batch.end:
+                self._complete(events)
+            elif due == stage_at:
+                self._stage_ended(events)
+            else:
+                self._report(due, events)
+        if self._commands:
+            commands, self._commands = self._commands, []
+            batch.settle(now)
+            for command in commands:
+                self._obey(command, now, events)
+            if not self._suspended:
+                self._admit(events)
+            batch.plan()
+            self._arm_progress(now)
+            stage_at = staging[0][0] if staging else math.inf
+        wake_at = min(batch.end, self._progress_at, stage_at)
+        return Advance(events, None if wake_at == math.inf else wake_at)
+
+    def close(self) -> None:
+        self._commands.clear()
+
+    # --- what the tests look at -------------------------------------------------------------------------------------
+
+    @property
+    def kv_tokens(self) -> int:
+        """KV memory in use: reserved by running requests, and cached."""
+        return self._cache.reserved_tokens + self._cache.idle_tokens
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        return self._cache.capacity_tokens
+
+    # --- commands ---------------------------------------------------------------------------------------------------
+
+    def _obey(self, command: WorkerCommand, now: float, events: list[WorkerEvent]) -> None:
+        kind = type(command)
+        if kind is Add:
+            self._add(command, events)  # type: ignore[arg-type]  # `isinstance` costs a fifth of an Add
+        elif isinstance(command, Abort):
+            self._abort(command.request, events)
+        elif isinstance(command, EndSession):
+            self._cache.end(command.session)
+        elif isinstance(command, Suspend):
+            self._suspended = True
+            self._batch.running = False
+        elif isinstance(command, Resume):
+            self._suspended = False
+            self._batch.running = True
+        elif isinstance(command, Stage):
+            self._stage(command.manifest, now, events)
+        elif isinstance(command, Update):
+            self._update(command.version, events)
+        else:
+            raise InvariantBroken(f"an engine does not take {kind.__name__}")
+
+    def _add(self, add: Add, events: list[WorkerEvent]) -> None:
+        id = add.request
+        if id in self._running or id in self._queued or id in self._ended or id in self._ended_before:
+            return
+        prefix = add.prefix_length
+        context = prefix + add.new.length
+        sampling = add.sampling
+        workload = self._workloads.get(add.task)
+        if self._version is None:
+            events.append(Refused(id, "no weights yet: no version was staged and taken into service"))
+        elif workload is None:
+            events.append(Refused(id, f"the engine has no profile of task {add.task!r}"))
+        elif context + 1 > self._max_context:
+            events.append(Refused(id, f"{context} tokens leave no room in a context of {self._max_context}"))
+        elif sampling.max_tokens < 1:
+            events.append(Refused(id, f"max_tokens is {sampling.max_tokens}, a turn has at least one"))
+        elif prefix and self._cache.find(add.session, prefix) is None:
+            events.append(PrefixMiss(id))
+        else:
+            limit = min(sampling.max_tokens, self._max_context - context)
+            length = workload.answer_tokens(sampling.seed)
+            if length < limit:
+                request = Request(add, context, length, FinishReason.STOP)
+            else:
+                request = Request(add, context, limit, FinishReason.LENGTH)
+            self._queued[id] = request
+            self._queue.append(request)
+
+    def _abort(self, id: RequestId, events: list[WorkerEvent]) -> None:
+        request = self._queued.pop(id, None)
+        if request is not None:
+            request.ended = True
+            self._remember(id)
+            # It never ran: nothing was computed or found for it.
+            events.append(TurnDone(id, NO_TOKENS, FinishReason.ABORTED, TurnUsage()))
+            return
+        request = self._running.pop(id, None)
+        if request is None:
+            return
+        self._batch.leave(request)
+        sampled = request.sampled(self._batch.clock)
+        session = request.session
+        if session is not None:
+            if request.work_left_s <= 0.0:
+                self._cache.keep(session, request.need, request.context + sampled)
+            elif request.recomputed:
+                self._cache.keep(session, request.need, request.context + sampled, void=True)
+            else:
+                self._cache.lose(session, request.need)
+        self._done(request, sampled, FinishReason.ABORTED, events)
+
+    # --- the batch --------------------------------------------------------------------------------------------------
+
+    def _admit(self, events: list[WorkerEvent]) -> None:
+        """Start queued requests, first in, first out, while there are slots and KV memory."""
+        queue, cache = self._queue, self._cache
+        while queue and len(self._running) < self._slots:
+            request = queue[0]
+            if request.ended:
+                queue.popleft()
+                continue
+            add = request.add
+            prefix = add.prefix_length
+            session = cache.find(add.session, prefix) if prefix else None
+            if prefix and session is None:
+                # Evicted, ended or replaced while it waited.
+                queue.popleft()
+                del self._queued[request.id]
+                request.ended = True
+                events.append(PrefixMiss(request.id))
+                continue
+            if not cache.reserve(request.need, session):
+                return
+            queue.popleft()
+            del self._queued[request.id]
+            self._running[request.id] = request
+            held = prefix
+            if session is None:
+                session = cache.open(add.session)
+            else:
+                request.cached = prefix
+                if cache.is_void(session):
+                    request.recomputed = prefix
+                    held = 0
+            request.session = session
+            self._batch.join(request, held)
+
+    def _complete(self, events: list[WorkerEvent]) -> None:
+        """The batch reached its `end`: requests end, others start."""
+        now = self._batch.end
+        for request in self._batch.complete():
+            del self._running[request.id]
+            if request.session is not None:
+                self._cache.keep(request.session, request.need, request.need)
+            self._done(request, request.length, request.finish, events)
+        if self._queue:
+            self._admit(events)
+        self._batch.plan()
+        self._arm_progress(now)
+
+    def _done(self, request: Request, sampled: int, finish: FinishReason, events: list[WorkerEvent]) -> None:
+        usage = TurnUsage(request.context - request.cached, request.cached, request.recomputed)
+        events.append(TurnDone(request.id, request.take(sampled, self._serving()), finish, usage))
+        self._remember(request.id)
+
+    def _remember(self, id: RequestId) -> None:
+        self._ended.add(id)
+        if len(self._ended) >= _REMEMBERED:
+            self._ended_before = self._ended
+            self._ended = set()
+
+    # --- progress ---------------------------------------------------------------------------------------------------
+
+    def _arm_progress(self, now: float) -> None:
+        """Reports run on a beat of their own from the moment there is something in flight until there is not."""
+        if self._suspended or not (self._running or self._queued):
+            self._progress_at = math.inf
+        elif self._progress_at == math.inf:
+            self._progress_at = now + self._progress_interval_s
+
+    def _report(self, now: float, events: list[WorkerEvent]) -> None:
+        clock = self._batch.clock_at(now)
+        version = self._serving()
+        parts = tuple(
+            (request.id, request.take(sampled, version))
+            for request in self._running.values()
+            if (sampled := request.sampled(clock)) > request.reported
+        )
+        events.append(Progress(parts, clock - self._reported_clock))
+        self._reported_clock = clock
+        self._progress_at = now + self._progress_interval_s
+
+    # --- versions ---------------------------------------------------------------------------------------------------
+
+    def _serving(self) -> Version:
+        if self._version is None:
+            raise InvariantBroken("a token was sampled before any version was in service")
+        return self._version
+
+    def _stage(self, manifest: Manifest, now: float, events: list[WorkerEvent]) -> None:
+        version = manifest.version
+        if version == self._version or version in self._staged:
+            events.append(Staged(version))
+        elif self._version is not None and version < self._version:
+            events.append(StageFailed(version, f"{self._version}, which is in service, is newer"))
+        elif all(other.version != version for _, other in self._staging):
+            begin = self._staging[-1][0] if self._staging else now
+            pull_s = Roofline.transfer_s(manifest.total_bytes, self._pull_gb_s)
+            self._staging.append((begin + pull_s, manifest))
+
+    def _stage_ended(self, events: list[WorkerEvent]) -> None:
+        _, manifest = self._staging.popleft()
+        version = manifest.version
+        try:
+            if self._store.manifest(version).digests != manifest.digests:
+                raise WeightError(f"the store has other digests for {version} than the controller named; stage it anew")
+            for index in range(len(manifest.digests)):
+                verify_bucket(manifest, index, self._store.bucket(version, index))
+        except WeightError as error:
+            events.append(StageFailed(version, str(error)))
+            return
+        self._staged.add(version)
+        events.append(Staged(version))
+
+    def _update(self, version: Version, events: list[WorkerEvent]) -> None:
+        if version == self._version:
+            events.append(Updated(version))
+            return
+        if version not in self._staged:
+            events.append(StageFailed(version, f"{version} is not staged here; stage it before the update"))
+            return
+        # Never older: staging refuses what is older, and whatever lies below an update is forgotten by it.
+        if self._version is not None:
+            for request in self._running.values():
+                request.close_run(self._batch.clock, self._version)
+            if self._recompute:
+                self._batch.recompute(self._running.values())
+                self._cache.void_all()
+        self._version = version
+        self._staged = {other for other in self._staged if other > version}
+        events.append(Updated(version))

@@ -1,0 +1,102 @@
+"""The KV memory of a simulated engine: what runs, and the prefixes of sessions between their turns.
+
+    reserved (running requests) + idle (cached prefixes)  ≤  capacity,  always
+
+A running request reserves room for its context and its whole answer before it starts, so that nothing is evicted in
+mid-turn. The simulator knows how long the answer will be; a real engine would admit more and preempt now and then. Idle
+prefixes give way, the least recently used first, and their sessions are then unknown here. An update makes KV void in
+place: such a session stays known, takes no room, and is computed again when it goes on.
+"""
+
+from collections import OrderedDict
+
+from rollart.types.ids import TrajectoryId
+
+
+class Session:
+    """A trajectory's prefix of `tokens`; void unless `epoch` is the cache's. Busy while a request runs on it."""
+
+    __slots__ = ("busy", "epoch", "id", "tokens")
+
+    def __init__(self, id: TrajectoryId) -> None:
+        self.id = id
+        self.tokens = 0
+        self.epoch = -1
+        self.busy = False
+
+
+class KvCache:
+    def __init__(self, capacity_tokens: int) -> None:
+        self.capacity_tokens = capacity_tokens
+        self.reserved_tokens = 0
+        self.idle_tokens = 0
+        self._epoch = 0
+        self._sessions: dict[TrajectoryId, Session] = {}
+        self._idle: OrderedDict[TrajectoryId, Session] = OrderedDict()
+
+    def find(self, id: TrajectoryId, prefix_tokens: int) -> Session | None:
+        """The session, if exactly this prefix of it is known here, void or not."""
+        session = self._sessions.get(id)
+        if session is None or session.busy or session.tokens != prefix_tokens:
+            return None
+        return session
+
+    def is_void(self, session: Session) -> bool:
+        return session.epoch != self._epoch
+
+    def reserve(self, need_tokens: int, session: Session | None) -> bool:
+        """Make room for a request that takes over the prefix of `session`. False: no room, and nothing changed."""
+        if self.reserved_tokens + need_tokens > self.capacity_tokens:
+            return False
+        if session is not None:
+            self._wake(session)
+            session.busy = True
+        self.reserved_tokens += need_tokens
+        while self.reserved_tokens + self.idle_tokens > self.capacity_tokens:
+            id, evicted = self._idle.popitem(last=False)
+            self.idle_tokens -= evicted.tokens
+            del self._sessions[id]
+        return True
+
+    def open(self, id: TrajectoryId) -> Session:
+        """A new session that replaces what was known under this id. Busy: its request has reserved."""
+        self.end(id)
+        session = self._sessions[id] = Session(id)
+        session.busy = True
+        return session
+
+    def keep(self, session: Session, need_tokens: int, tokens: int, *, void: bool = False) -> None:
+        """A request ended: its session now holds `tokens`, unless it was ended or replaced meanwhile."""
+        self.reserved_tokens -= need_tokens
+        if self._sessions.get(session.id) is not session:
+            return
+        session.busy = False
+        session.tokens = tokens
+        if void:
+            session.epoch = -1
+        else:
+            session.epoch = self._epoch
+            self._idle[session.id] = session
+            self.idle_tokens += tokens
+
+    def lose(self, session: Session, need_tokens: int) -> None:
+        """A request ended before its context was computed: there is nothing to go on from."""
+        self.reserved_tokens -= need_tokens
+        if self._sessions.get(session.id) is session:
+            del self._sessions[session.id]
+
+    def end(self, id: TrajectoryId) -> None:
+        """Forget a session; a request that runs on it keeps its reservation until it ends."""
+        session = self._sessions.pop(id, None)
+        if session is not None:
+            self._wake(session)
+
+    def void_all(self) -> None:
+        """The weights changed."""
+        self._epoch += 1
+        self._idle.clear()
+        self.idle_tokens = 0
+
+    def _wake(self, session: Session) -> None:
+        if self._idle.pop(session.id, None) is not None:
+            self.idle_tokens -= session.tokens

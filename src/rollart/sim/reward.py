@@ -1,0 +1,99 @@
+"""Simulated reward functions: a few slots of a dedicated machine, or serverless functions that scale to zero.
+
+Every `Score` is answered by one `Scored`, whose value is the sum of the turn rewards. A question asked again before its
+answer is one question; asked again after it, it is answered again.
+"""
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rollart.ports.worker import Advance
+from rollart.sim.workload import Workload
+from rollart.types.errors import InvariantBroken
+from rollart.types.messages import RewardInfo, Score, Scored, ScoreFailed, WorkerCommand, WorkerEvent
+
+_UNLIMITED = 1_000_000
+
+
+class SimReward:
+    """One reward worker. Settings:
+
+    tasks: Mapping[str, TaskProfile]    seed: int    slots: int    calls at once, others wait in order
+    serverless: bool                    no limit but `slots`, if given; the first call after a silence of `idle_s`, and
+    cold_start_s: float, idle_s: float  those that arrive meanwhile, wait `cold_start_s` for the function to start
+    """
+
+    def __init__(self, settings: Mapping[str, Any], _wake: Callable[[], None]) -> None:
+        self._serverless: bool = settings.get("serverless", False)
+        self._slots: int = settings.get("slots", _UNLIMITED) if self._serverless else settings["slots"]
+        self._cold_start_s: float = settings.get("cold_start_s", 0.0)
+        self._idle_s: float = settings.get("idle_s", 60.0)
+        seed: int = settings["seed"]
+        self._workloads = {task: Workload(task, profile, seed) for task, profile in settings["tasks"].items()}
+        self._commands: list[WorkerCommand] = []
+        self._open: set[str] = set()
+        self._queue: deque[Score] = deque()
+        self._due: list[tuple[float, int, Scored]] = []
+        self._asked = 0
+        self._warm_at = 0.0
+        self._last_used = -math.inf
+
+    def info(self) -> RewardInfo:
+        return RewardInfo(slots=self._slots)
+
+    def post(self, commands: Sequence[WorkerCommand]) -> None:
+        self._commands.extend(commands)
+
+    def advance(self, now: float) -> Advance:
+        events: list[WorkerEvent] = []
+        self._give(now, events)
+        if self._commands:
+            commands, self._commands = self._commands, []
+            for command in commands:
+                if not isinstance(command, Score):
+                    raise InvariantBroken(f"a reward worker does not take {type(command).__name__}")
+                self._ask(command, events)
+            self._start(now)
+            self._give(now, events)
+        return Advance(events, self._due[0][0] if self._due else None)
+
+    def close(self) -> None:
+        self._commands.clear()
+        self._queue.clear()
+        self._due.clear()
+
+    def _ask(self, score: Score, events: list[WorkerEvent]) -> None:
+        if score.key in self._open:
+            return
+        if score.task not in self._workloads:
+            events.append(ScoreFailed(score.key, f"there is no profile of task {score.task!r} here", retry=False))
+            return
+        self._open.add(score.key)
+        self._queue.append(score)
+
+    def _start(self, now: float) -> None:
+        while self._queue and len(self._due) < self._slots:
+            score = self._queue.popleft()
+            begin = now
+            if self._serverless:
+                # Silence is counted from the last answer, and there is none while a call is on its way.
+                if not self._due and now - self._last_used > self._idle_s:
+                    self._warm_at = now + self._cold_start_s
+                self._last_used = now
+                begin = max(now, self._warm_at)
+            latency_s = self._workloads[score.task].reward_s(score.prompt.seed, len(score.turn_rewards))
+            self._asked += 1
+            answer = Scored(score.key, float(sum(score.turn_rewards)))
+            heapq.heappush(self._due, (begin + latency_s, self._asked, answer))
+
+    def _give(self, now: float, events: list[WorkerEvent]) -> None:
+        while self._due and self._due[0][0] <= now:
+            at, _, answer = heapq.heappop(self._due)
+            self._open.discard(answer.key)
+            self._last_used = max(self._last_used, at)
+            events.append(answer)
+            # A queued call starts when a slot gets free, also when this call of `advance` comes late.
+            self._start(at)

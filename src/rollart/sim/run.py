@@ -1,0 +1,124 @@
+"""Run a scenario: the real control plane, in virtual time, over the modelled world."""
+
+from typing import NamedTuple
+
+from rollart.control.environments import POOL as ENVIRONMENTS
+from rollart.control.fleet import WorkerSpec
+from rollart.control.pipeline import Parts, run_pipeline
+from rollart.control.rewards import POOL as REWARD
+from rollart.control.trainer import POOL as TRAINER
+from rollart.observe.journal import MemoryJournal
+from rollart.ports.prompts import PromptSource
+from rollart.sim.loop import run_virtual
+from rollart.sim.prompts import CountingPrompts
+from rollart.sim.runtime import VirtualRuntime
+from rollart.sim.scenario import Scenario
+from rollart.sim.store import SimStore
+from rollart.types.errors import RollartError
+from rollart.types.journal import JournalEvent
+from rollart.types.messages import Role
+
+
+class Simulated(NamedTuple):
+    """A run that is over: its journal, and what stopped it, if anything did."""
+
+    events: list[JournalEvent]
+    error: RollartError | None
+
+
+def simulate(scenario: Scenario) -> Simulated:
+    """Run to the end in virtual time."""
+    journal = MemoryJournal()
+    error: RollartError | None = None
+
+    async def main() -> None:
+        await run_pipeline(scenario.config, parts(scenario, journal))
+
+    try:
+        run_virtual(main())
+    except RollartError as stopped:
+        error = stopped
+    return Simulated(journal.events, error)
+
+
+def parts(scenario: Scenario, journal: MemoryJournal) -> Parts:
+    """The simulated world, behind the ports. Built inside the running loop."""
+    store = SimStore()
+    return Parts(
+        runtime=VirtualRuntime(),
+        sink=journal,
+        workers=[
+            *_engines(scenario, store),
+            *_environments(scenario),
+            *_rewards(scenario),
+            _trainer(scenario, store),
+        ],
+        prompts=_prompts(scenario, held_out=False),
+        eval_prompts=_prompts(scenario, held_out=True),
+    )
+
+
+def _prompts(scenario: Scenario, *, held_out: bool) -> dict[str, PromptSource]:
+    """Training and held-out prompts, apart, and other ones for every seed of the run."""
+    first = (2 * scenario.config.seed + int(held_out)) << 32
+    return {task: CountingPrompts(task, first) for task in scenario.config.tasks}
+
+
+def _engines(scenario: Scenario, store: SimStore) -> list[WorkerSpec]:
+    config, world = scenario.config, scenario.world
+    specs = []
+    for name, pool in config.pools.items():
+        hardware = pool.hardware or name
+        settings = {
+            "hardware": world.hardware_class(hardware, f"pools.{name}"),
+            "model": world.model_profile(),
+            "tasks": world.tasks,
+            "seed": config.seed,
+            "store": store,
+            **dict(world.engine),
+        }
+        specs += [
+            WorkerSpec(f"engine/{name}/{index}", Role.ENGINE, name, "rollart.sim.engine:SimEngine", settings, hardware)
+            for index in range(pool.engines)
+        ]
+    return specs
+
+
+def _environments(scenario: Scenario) -> list[WorkerSpec]:
+    config = scenario.config
+    specs = []
+    for task, settings in config.tasks.items():
+        first = 0
+        while first < settings.environments:
+            slots = min(settings.environments_per_worker, settings.environments - first)
+            specs.append(
+                WorkerSpec(
+                    f"environment/{task}/{first // settings.environments_per_worker}",
+                    Role.ENVIRONMENT,
+                    ENVIRONMENTS,
+                    "rollart.sim.environment:SimEnvironments",
+                    {"task": task, "profile": scenario.world.tasks[task], "slots": slots, "seed": config.seed},
+                )
+            )
+            first += slots
+    return specs
+
+
+def _rewards(scenario: Scenario) -> list[WorkerSpec]:
+    settings = {"tasks": scenario.world.tasks, "seed": scenario.config.seed, **dict(scenario.world.reward)}
+    return [
+        WorkerSpec(f"reward/{index}", Role.REWARD, REWARD, "rollart.sim.reward:SimReward", settings)
+        for index in range(scenario.config.reward_workers)
+    ]
+
+
+def _trainer(scenario: Scenario, store: SimStore) -> WorkerSpec:
+    world = scenario.world
+    settings = {
+        "hardware": world.hardware_class(world.trainer.hardware, "sim.trainer.hardware"),
+        "model": world.model_profile(),
+        "ranks": world.trainer.ranks,
+        "push_gb_s": world.trainer.push_gb_s,
+        "store": store,
+    }
+    return WorkerSpec("trainer/0", Role.TRAINER, TRAINER, "rollart.sim.trainer:SimTrainer", settings)

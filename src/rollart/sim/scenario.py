@@ -1,0 +1,129 @@
+"""Scenarios: a run's config and the world that it is simulated in, in one TOML file.
+
+Everything outside the table `[sim]` is the config of the run, the same that a real run takes; `[sim]` describes the
+model, the hardware, the links and the workload. A mode or a seed changes nothing in `[sim]`: two runs of one scenario
+differ in what was asked to differ and in nothing else.
+"""
+
+import tomllib
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+from pydantic import Field
+
+from rollart.config.base import Strict
+from rollart.config.load import check, override
+from rollart.config.schema import RunConfig
+from rollart.config.suggest import did_you_mean
+from rollart.sim.hardware import HARDWARE, MODELS, Hardware, ModelProfile
+from rollart.sim.workload import TaskProfile
+from rollart.types.errors import ConfigError, RequestError
+from rollart.types.messages import KvOnUpdate
+
+
+class EngineModel(Strict):
+    """How every engine is built; its hardware is its pool's class."""
+
+    ranks: int = Field(default=1, gt=0)
+    slots: int = Field(default=64, gt=0)
+    max_context: int = Field(default=32768, gt=0)
+    kv_on_update: KvOnUpdate = KvOnUpdate.RECOMPUTE
+    pull_gb_s: float = Field(default=20.0, gt=0)
+    progress_interval_s: float = Field(default=5.0, gt=0)
+
+
+class TrainerModel(Strict):
+    """The training cluster."""
+
+    hardware: str
+    ranks: int = Field(default=1, gt=0)
+    push_gb_s: float = Field(default=10.0, gt=0)
+
+
+class RewardModel(Strict):
+    """Where rewards run: on a fixed number of slots, or on functions that scale to zero."""
+
+    serverless: bool = True
+    slots: int = Field(default=16, gt=0)
+    cold_start_s: float = Field(default=0.0, ge=0)
+    idle_s: float = Field(default=60.0, gt=0)
+
+
+class World(Strict):
+    """The table `[sim]`."""
+
+    description: str = ""
+    model: str | ModelProfile
+    hardware: dict[str, Hardware] = Field(default_factory=dict)
+    """Classes beside the built-in ones, by name."""
+    engine: EngineModel = EngineModel()
+    trainer: TrainerModel
+    reward: RewardModel = RewardModel()
+    tasks: dict[str, TaskProfile]
+
+    def model_profile(self) -> ModelProfile:
+        if isinstance(self.model, ModelProfile):
+            return self.model
+        if self.model not in MODELS:
+            raise ConfigError("sim.model", f"no model {self.model!r}{did_you_mean(self.model, MODELS)}")
+        return MODELS[self.model]
+
+    def hardware_class(self, name: str, path: str) -> Hardware:
+        known = HARDWARE | self.hardware
+        if name not in known:
+            raise ConfigError(
+                path, f"no hardware class {name!r}{did_you_mean(name, known)}; describe it in sim.hardware"
+            )
+        return known[name]
+
+
+class Scenario(Strict):
+    """A run and its world."""
+
+    config: RunConfig
+    world: World
+
+    def check(self) -> None:
+        """Refuse what the two halves do not agree on."""
+        self.world.model_profile()
+        self.world.hardware_class(self.world.trainer.hardware, "sim.trainer.hardware")
+        for name in self.config.hardware_classes():
+            self.world.hardware_class(name, f"pools.{name}")
+        for task in self.config.tasks:
+            if task not in self.world.tasks:
+                raise ConfigError(f"sim.tasks.{task}", "the task has no workload; describe it in this table")
+        for task in self.world.tasks:
+            if task not in self.config.tasks:
+                raise ConfigError(f"sim.tasks.{task}", f"no such task{did_you_mean(task, self.config.tasks)}")
+
+
+def scenario_names() -> list[str]:
+    """The scenarios that come with rollart."""
+    folder = resources.files("rollart.sim") / "scenarios"
+    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def load_scenario(name: str, assignments: Sequence[str] = ()) -> Scenario:
+    """A scenario that comes with rollart, with `key=value` assignments applied."""
+    if name not in scenario_names():
+        raise RequestError(
+            f"no scenario {name!r}{did_you_mean(name, scenario_names())}; there are: {', '.join(scenario_names())}"
+        )
+    text = (resources.files("rollart.sim") / "scenarios" / f"{name}.toml").read_text(encoding="utf-8")
+    return parse_scenario(tomllib.loads(text), assignments)
+
+
+def parse_scenario(data: dict[str, Any], assignments: Sequence[str] = ()) -> Scenario:
+    """Tables as a checked scenario."""
+    data = override(data, assignments)
+    world = data.pop("sim", None)
+    if world is None:
+        raise ConfigError("sim", "is missing: a scenario describes its world in the table [sim]")
+    try:
+        checked = check(World, world)
+    except ConfigError as error:
+        raise ConfigError(f"sim.{error.path}" if error.path else "sim", error.problem) from None
+    scenario = Scenario(config=check(RunConfig, data), world=checked)
+    scenario.check()
+    return scenario

@@ -1,0 +1,72 @@
+"""A WeightStore in a dict, for the workers of one simulated run.
+
+Nominal sizes (`Manifest.bucket_bytes`) say how long transfers take; the bytes kept are a few per bucket. Digests are of
+the bytes kept and are checked at both ends, so that corruption is found the way a real store's reader finds it.
+"""
+
+from collections.abc import Sequence
+
+from rollart.types.errors import VersionMissing, WeightError
+from rollart.types.versions import Version
+from rollart.types.weights import Manifest, verify_bucket
+
+
+class SimStore:
+    """Versions only grow and are whole or absent; nothing is dropped unless asked."""
+
+    def __init__(self) -> None:
+        self._manifests: dict[Version, Manifest] = {}
+        self._buckets: dict[Version, list[bytes]] = {}
+        self._fence: Version | None = None
+        """The newest ever published; stays when that one is dropped."""
+
+    def publish(self, manifest: Manifest, buckets: Sequence[bytes | memoryview]) -> None:
+        version = manifest.version
+        if self._fence is not None and version <= self._fence:
+            raise WeightError(
+                f"{version} is not newer than {self._fence}, the newest published: versions only grow. "
+                "Start the trainer in a new epoch."
+            )
+        if not len(buckets) == len(manifest.digests) == len(manifest.bucket_bytes):
+            raise WeightError(
+                f"{version} has {len(buckets)} buckets, {len(manifest.digests)} digests and "
+                f"{len(manifest.bucket_bytes)} sizes; they must be as many. Nothing was published."
+            )
+        kept = [bytes(data) for data in buckets]
+        for index, data in enumerate(kept):
+            verify_bucket(manifest, index, data)
+        self._manifests[version] = manifest
+        self._buckets[version] = kept
+        self._fence = version
+
+    def manifest(self, version: Version) -> Manifest:
+        try:
+            return self._manifests[version]
+        except KeyError:
+            raise _missing(version) from None
+
+    def bucket(self, version: Version, index: int) -> bytes:
+        manifest = self.manifest(version)
+        if not 0 <= index < len(manifest.digests):
+            raise VersionMissing(f"{version} has {len(manifest.digests)} buckets, there is no bucket {index}")
+        data = self._buckets[version][index]
+        verify_bucket(manifest, index, data)
+        return data
+
+    def newest(self) -> Version | None:
+        return max(self._manifests, default=None)
+
+    def drop(self, version: Version) -> None:
+        self._manifests.pop(version, None)
+        self._buckets.pop(version, None)
+
+    def corrupt(self, version: Version, index: int) -> None:
+        """Flip the bytes of a bucket: the fault that digests are there for."""
+        data = self._buckets[version][index]
+        self._buckets[version][index] = bytes(byte ^ 0xFF for byte in data) or b"\x00"
+
+
+def _missing(version: Version) -> VersionMissing:
+    return VersionMissing(
+        f"{version} is not in the store: it was never published whole, or was dropped. Publish it again."
+    )
