@@ -1,0 +1,1 @@
+"""Commands, and the only place that knows every package: the composition root."""

@@ -119,6 +119,8 @@ class RunConfig(Strict):
     deadlines: Deadlines = Deadlines()
     model: str | dict[str, Any] = Field(default_factory=dict)
     """A checkpoint folder, or the configuration of a small model to build from scratch (real runs)."""
+    codec: str = "rollart.backends.environments.codec:ByteCodec"
+    """Factory path of what turns text into the model's tokens and back (real runs)."""
 
     @property
     def mode_settings(self) -> ModeSettings:

@@ -6,9 +6,9 @@ one thing that would have given it work:
     weight_sync   rollout is suspended for an update
     barrier       somebody's turn is over, but the batch takes its turns together
     environment   more could start, but every environment is busy: the agents are in their environments
-    tail          nothing more may start before the next batch, and the last trajectories are elsewhere
+    tail          nothing more may start before the next batch is whole, and its last trajectories are elsewhere
     reward        the episodes are over, their rewards are not
-    training      the batch is with the trainer, and rollout may not run ahead
+    training      the next batch is whole, or all of it is with the trainer: rollout may not run further ahead
     no_work       none of these: start-up and the end of the run
 """
 
@@ -51,6 +51,7 @@ class Accounts:
         self.suspended = False
         self.training = False
         self.admission_open = True
+        self.batch_ready = False
 
     def capacity(self, pool: str, change: int, now: float, *, engines: bool) -> None:
         """Workers (or slots) joined or left a pool."""
@@ -95,7 +96,9 @@ class Accounts:
         if self.at_barrier:
             return "barrier"
         if self.in_episode:
-            return "environment" if self.admission_open else "tail"
+            if self.admission_open:
+                return "environment"
+            return "training" if self.training and self.batch_ready else "tail"
         if self.awaiting_reward:
             return "reward"
         return "training" if self.training else "no_work"

@@ -46,6 +46,7 @@ class SampleBuffer:
         self._book = BufferBook()
         self._entries: dict[GroupId, _Entry] = {}
         self._changed: asyncio.Future[None] | None = None
+        self.steps_claimed = 0
         config = context.config
         self.shares = ShareBook(
             {
@@ -133,7 +134,10 @@ class SampleBuffer:
     async def _claim(self, claim: ClaimId, trained: Version) -> Batch:
         served = self._served()
         taken = self._book.claim(claim, self.shares.need, self._bound, served)
+        # At once, not when the claim is durable: what is claimed no longer counts as ready, and admission sees both.
+        self.steps_claimed += 1
         self.shares.claimed()
+        self._note_ready()
         entries = [self._entries[ready.id] for ready in taken]
         trajectories = [trajectory for entry in entries for trajectory in entry.trajectories]
         self._context.record(
@@ -161,6 +165,7 @@ class SampleBuffer:
     def returned(self, claim: ClaimId) -> None:
         """The claim came to nothing: its groups are ready again."""
         self._book.returned(claim)
+        self.steps_claimed -= 1
         self._tell()
 
     def claims(self) -> list[ClaimId]:
@@ -168,11 +173,18 @@ class SampleBuffer:
 
     def _drop(self, ready: ReadyGroup, outcome: GroupOutcome, cause: str) -> None:
         self._book.remove(ready)
+        self._note_ready()
         self.ended(self._entries.pop(ready.id).group, outcome, cause)
 
     def _tell(self) -> None:
+        self._note_ready()
         if self._changed is not None and not self._changed.done():
             self._changed.set_result(None)
+
+    def _note_ready(self) -> None:
+        accounts = self._context.accounts
+        accounts.batch_ready = not self.shares.missing(self._book.counts())
+        accounts.changed(self._context.now())
 
 
 def _oldest(trajectories: Sequence[Trajectory]) -> Version | None:

@@ -204,13 +204,27 @@ class EnvManager:
                 await self._wait(future, self._barrier.wait(future, self._name))
 
     async def _reward(self, truncated: bool) -> None:
-        stage, trajectory = self._stage, self.trajectory
+        trajectory = self.trajectory
         trajectory.truncated = truncated
+        self._count_reward(+1)
+        try:
+            trajectory.reward = await self._ask_reward()
+        finally:
+            self._count_reward(-1)
+
+    async def _ask_reward(self) -> float:
+        trajectory = self.trajectory
         if self._reward_gate is not None:
             gate = self._reward_gate.arrive(trajectory.id)
             await self._wait(gate, self._reward_gate.wait(gate, self._name))
-        answer = stage.rewards.score(trajectory)
-        trajectory.reward = await self._wait(answer, _result(answer))
+        answer = self._stage.rewards.score(trajectory)
+        return await self._wait(answer, _result(answer))
+
+    def _count_reward(self, change: int) -> None:
+        accounts = self._stage.context.accounts
+        if self.trajectory.purpose is Purpose.TRAIN:
+            accounts.awaiting_reward += change
+            accounts.changed(self._stage.context.now())
 
     async def _wait(self, future: "asyncio.Future[Any]", waiting: Coroutine[Any, Any, T]) -> T:
         """Wait so that `stop` reaches us."""

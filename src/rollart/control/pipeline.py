@@ -127,7 +127,7 @@ class Pipeline:
         await context.sink.flush()
         self._weights.published(await self._trainer.publish(Version(self._epoch, 0)))
         await self._weights.first_version()
-        self._rollout.start(claims=0)
+        self._rollout.start()
         self._open_evaluation(0)
         await self._train_all()
         await self._evaluation.finished()

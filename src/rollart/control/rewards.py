@@ -38,6 +38,7 @@ class RewardDispatch:
         self._health = HealthBook(REWARD)
         self._workers: dict[WorkerId, int] = {}
         self._slots: dict[WorkerId, int] = {}
+        self._tasks: dict[WorkerId, tuple[str, ...]] = {}
         self._capacity: dict[WorkerId, int] = {}
         self._questions: dict[str, _Question] = {}
         fleet.attach(Role.REWARD, self)
@@ -68,6 +69,7 @@ class RewardDispatch:
             raise InvariantBroken(f"{worker} is a reward worker and described itself as {type(info).__name__}")
         self._workers[worker] = 0
         self._slots[worker] = info.slots
+        self._tasks[worker] = info.tasks
         self._capacity[worker] = 0 if info.elastic else info.slots
         self._context.accounts.capacity(spec.pool, self._capacity[worker], self._context.now(), engines=False)
         for question in list(self._questions.values()):
@@ -77,7 +79,7 @@ class RewardDispatch:
     def worker_left(self, worker: WorkerId, spec: WorkerSpec, reason: str) -> None:
         if self._workers.pop(worker, None) is None:
             return
-        del self._slots[worker]
+        del self._slots[worker], self._tasks[worker]
         self._context.accounts.capacity(spec.pool, -self._capacity.pop(worker), self._context.now(), engines=False)
         for question in list(self._questions.values()):
             if question.worker == worker:
@@ -86,7 +88,7 @@ class RewardDispatch:
     def _ask(self, question: _Question) -> None:
         if self._questions.get(question.score.key) is not question or question.worker is not None:
             return
-        worker = min(self._workers, key=lambda name: self._workers[name] / self._slots[name], default=None)
+        worker = self._least_loaded(question.score.task)
         seconds = self._context.config.deadlines.reward_s
         if question.wait is not None:
             self._context.waits.close(question.wait)
@@ -103,6 +105,10 @@ class RewardDispatch:
         self._workers[worker] += 1
         self._context.accounts.busy(POOL, +1, self._context.now())
         self._fleet.post(worker, [question.score])
+
+    def _least_loaded(self, task: str) -> WorkerId | None:
+        able = [worker for worker in self._workers if task in self._tasks[worker] or not self._tasks[worker]]
+        return min(able, key=lambda worker: self._workers[worker] / self._slots[worker], default=None)
 
     def _scored(self, worker: WorkerId, event: Scored) -> None:  # noqa: ARG002 - who answered does not matter
         question = self._questions.get(event.key)

@@ -81,7 +81,6 @@ class RolloutScheduler:
         self._kept: dict[TrajectoryId, Trajectory] = {}
         self._next_trajectory = 0
         self._next_group = 0
-        self._claims = 0
         self._open = False
         self._pumping = False
         self._drained: asyncio.Future[None] | None = None
@@ -93,15 +92,13 @@ class RolloutScheduler:
 
     # What the pipeline asks for.
 
-    def start(self, claims: int) -> None:
-        """Rollout begins; `claims` batches have been claimed before."""
-        self._claims = claims
+    def start(self) -> None:
+        """Rollout begins."""
         self._open = True
         self.poke()
 
     def claimed(self) -> None:
         """One more batch is claimed. Where rollout is drained, what is left over is redundant."""
-        self._claims += 1
         if not self._context.mode.interrupt:
             self._buffer.drop_all(GroupOutcome.REDUNDANT, "the batch is full")
             for group in self._book.groups():
@@ -172,12 +169,13 @@ class RolloutScheduler:
     def _allowed(self) -> dict[str, int]:
         """Groups of each task that may be opened now."""
         context = self._context
+        claims = self._buffer.steps_claimed
         batches = batches_in_the_making(
-            context.mode, alpha=context.config.alpha, served=self._served().step, claims=self._claims
+            context.mode, alpha=context.config.alpha, served=self._served().step, claims=claims
         )
         shares = self._buffer.shares
         return groups_to_start(
-            batches=min(batches, context.config.steps - self._claims),
+            batches=min(batches, context.config.steps - claims),
             current=shares.need,
             usual=shares.usual(),
             in_the_making={task: self._book.training(task) + self._buffer.ready(task) for task in context.config.tasks},

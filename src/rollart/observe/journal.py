@@ -19,6 +19,9 @@ from rollart.types.journal import JournalEvent
 
 _decoder = msgspec.msgpack.Decoder(JournalEvent)
 
+MAX_BATCH = 10_000
+"""Events of one commit."""
+
 
 class MemoryJournal:
     """Events in a list."""
@@ -99,8 +102,10 @@ class SqliteJournal:
         while True:
             batch: list[JournalEvent] = []
             item: JournalEvent | _Flush = self._queue.get()
-            while not isinstance(item, _Flush) and len(batch) < 10_000:
+            while not isinstance(item, _Flush):
                 batch.append(item)
+                if len(batch) == MAX_BATCH:
+                    break
                 try:
                     item = self._queue.get_nowait()
                 except queue.Empty:

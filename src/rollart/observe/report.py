@@ -11,6 +11,7 @@ import msgspec
 
 from rollart.types import journal as j
 from rollart.types.ids import GroupId, TrajectoryId
+from rollart.types.messages import Role
 from rollart.types.trajectory import GroupOutcome, Outcome, Purpose
 
 EVALUATION = "evaluation"
@@ -40,6 +41,9 @@ class Report(msgspec.Struct, kw_only=True):
     trajectories_per_s: float = 0.0
     tokens_per_s: float = 0.0
     pools: dict[str, dict[str, float]] = {}
+    """Worker-seconds of every pool by cause, `busy` among them; slot-seconds for environments and rewards."""
+    engines: dict[str, int] = {}
+    """Engines of every generation pool."""
     staleness: dict[int, int] = {}
     """Claimed groups by staleness."""
     lag: dict[int, int] = {}
@@ -74,6 +78,15 @@ class Report(msgspec.Struct, kw_only=True):
     def wasted_token_share(self) -> float:
         return sum(self.wasted_tokens.values()) / self.sampled_tokens if self.sampled_tokens else 0.0
 
+    def engine_seconds_per_step(self) -> dict[str, float]:
+        """Where the time of the average engine went, per step. The causes add up to the time of a step, so the
+        difference between two runs is explained cause by cause."""
+        total: Counter[str] = Counter()
+        for pool in self.engines:
+            total.update(self.pools.get(pool, {}))
+        count = sum(self.engines.values()) * self.steps
+        return {cause: seconds / count for cause, seconds in sorted(total.items())} if count else {}
+
 
 class _Trajectory(msgspec.Struct):
     group: GroupId
@@ -100,13 +113,14 @@ class _Fold:
         self.trajectories: dict[TrajectoryId, _Trajectory] = {}
         self.hardware: dict[TrajectoryId, str] = {}
         self.trained_at: list[float] = []
-        self.rollout_from = 0.0
+        self.started_at = self.rollout_from = 0.0
         self.masked: set[TrajectoryId] = set()
         self.staleness: Counter[int] = Counter()
         self.lag: Counter[int] = Counter()
         self.fallbacks: Counter[str] = Counter()
         self.pools: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
         self.turns: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.engine_names: dict[str, set[str]] = {}
         self.syncs = 0
         self.claimed: dict[int, tuple[TrajectoryId, ...]] = {}
         self.trained: list[TrajectoryId] = []
@@ -158,13 +172,18 @@ class _Fold:
         match event:
             case j.RunStarted():
                 report.name, report.mode, report.alpha, report.seed = event.name, event.mode, event.alpha, event.seed
+                self.started_at = event.at
             case j.VersionPublished():
                 if event.version.step == 0:
                     self.rollout_from = event.at
             case j.RunEnded():
-                report.steps, report.seconds, report.ended = event.steps, event.at, event.reason or "done"
+                report.steps, report.ended = event.steps, event.reason or "done"
+                report.seconds = event.at - self.started_at
             case j.EvalEnded():
                 report.evaluations.append(event)
+            case j.WorkerSpawned():
+                if event.role is Role.ENGINE:
+                    self.engine_names.setdefault(event.pool, set()).add(event.worker.rpartition(".")[0])
             case j.ShareRedistributed():
                 report.redistributed += 1
             case j.WorkerDied():
@@ -182,6 +201,7 @@ class _Fold:
         report.pools = {pool: dict(sorted(causes.items())) for pool, causes in sorted(self.pools.items())}
         report.placements = {task: dict(sorted(turns.items())) for task, turns in sorted(self.turns.items())}
         report.group_outcomes = dict(sorted(Counter(end.value for end in self.group_ends.values()).items()))
+        report.engines = {pool: len(names) for pool, names in sorted(self.engine_names.items())}
         if self.syncs:
             report.suspended_s /= self.syncs
             report.exposed_s /= self.syncs

@@ -87,7 +87,6 @@ ENVIRONMENT = Limits(
     backoff=Backoff(base_s=1.0, max_s=60.0, jitter=0.5),
     failures=3,
     window_s=300.0,
-    quarantine=Backoff(base_s=60.0, max_s=1800.0),
     quarantines=3,
 )
 """A slot of an environment worker: retried with back-off, quarantined three times, then removed."""

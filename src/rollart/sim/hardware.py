@@ -8,9 +8,9 @@ maxima of work over rate, so they are positive, grow with the work, and need no 
     B = r · TB/s · efficiency       bytes/s out of its HBM
 
 The rates are the paper's data sheet. The efficiencies are assumptions, usual values of serving and training engines and
-the same for both GPU classes, so that the classes differ by their data sheet alone; none was fitted to the paper. Training
-is a lower bound: it leaves out attention, activation recompute, padding and the optimiser's traffic, and comes out at a
-quarter or less of the one training time that the paper gives (a test holds the figures).
+the same for both GPU classes, so that the classes differ by their data sheet alone; none was fitted to the paper.
+Training is a lower bound: it leaves out attention, activation recompute, padding and the optimiser's traffic, and comes
+out at a quarter or less of the one training time that the paper gives (a test holds the figures).
 """
 
 from pydantic import Field
@@ -41,6 +41,39 @@ class Hardware(Strict):
 H20 = Hardware(name="H20", tflops=148.0, hbm_gb=96.0, hbm_tb_s=4.0, nvlink_gb_s=900.0, cost=1.00)
 H800 = Hardware(name="H800", tflops=989.5, hbm_gb=80.0, hbm_tb_s=3.35, nvlink_gb_s=400.0, cost=2.85)
 FAST = Hardware(name="fast", tflops=2.0, hbm_gb=1.0, hbm_tb_s=0.01, nvlink_gb_s=10.0, cost=2.0, step_overhead_s=0.0005)
+"""A CPU-class device with more arithmetic: better at prefill and training."""
+WIDE = Hardware(name="wide", tflops=0.5, hbm_gb=1.0, hbm_tb_s=0.04, nvlink_gb_s=10.0, cost=1.0, step_overhead_s=0.0005)
+"""A CPU-class device with more bandwidth: better at decode, up to batches of about 32; beyond, arithmetic binds it."""
+
+HARDWARE = {hardware.name: hardware for hardware in (H20, H800, FAST, WIDE)}
+
+
+class ModelProfile(Strict):
+    """The shape of a dense decoder: all that its costs depend on."""
+
+    name: str
+    params: int = Field(gt=0)
+    layers: int = Field(gt=0)
+    hidden: int = Field(gt=0)
+    heads: int = Field(gt=0)
+    kv_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    bytes_per_param: float = Field(default=2.0, gt=0)
+
+    @property
+    def weight_bytes(self) -> int:
+        """P · bytes per parameter."""
+        return int(self.params * self.bytes_per_param)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Key and value of every layer, 16 bit: 2 · L · KV heads · head size · 2."""
+        return 4 * self.layers * self.kv_heads * self.head_dim
+
+
+QWEN3_8B = ModelProfile(
+    name="qwen3-8b", params=8_190_000_000, layers=36, hidden=4096, heads=32, kv_heads=8, head_dim=128
+)
 QWEN3_14B = ModelProfile(
     name="qwen3-14b", params=14_770_000_000, layers=40, hidden=5120, heads=40, kv_heads=8, head_dim=128
 )

@@ -42,7 +42,7 @@ class SimReward:
         self._last_used = -math.inf
 
     def info(self) -> RewardInfo:
-        return RewardInfo(slots=self._slots)
+        return RewardInfo(slots=self._slots, elastic=self._serverless)
 
     def post(self, commands: Sequence[WorkerCommand]) -> None:
         self._commands.extend(commands)

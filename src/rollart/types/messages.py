@@ -281,6 +281,8 @@ class RewardInfo(msgspec.Struct, frozen=True):
     """Questions that it answers at once; more are queued."""
     elastic: bool = False
     """Grows and shrinks with the load, to zero too: never idle, so its `slots` are no capacity to account for."""
+    tasks: tuple[str, ...] = ()
+    """The tasks that it can score; none named: all."""
 
 
 # --- trainer --------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ that were sampled, and nothing is tokenised again.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 END_OF_TURN = 256
 """What the agent ends its turn with: the stop token."""
@@ -57,3 +57,30 @@ class ByteCodec:
     def text(self, action: Sequence[int]) -> str:
         """Markers that the agent says are left out, and what is no UTF-8 is replaced: nonsense is not an error."""
         return bytes(token for token in action if 0 <= token < 256).decode(errors="replace")
+
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .,:?\n"
+
+
+class LetterCodec:
+    """Capital letters, digits and a little punctuation: so few tokens that even a random model says something of use.
+
+    >>> codec = LetterCodec()
+    >>> codec.text(codec.render("Go left!", first=False))
+    'GO LEFT?'
+    """
+
+    vocabulary: int = len(LETTERS) + 4
+    stop_tokens: tuple[int, ...] = (len(LETTERS),)
+
+    _IDS: ClassVar[dict[str, int]] = {letter: index for index, letter in enumerate(LETTERS)}
+    _START, _END, _EPISODE = (len(LETTERS) + offset for offset in (1, 2, 3))
+
+    def render(self, observation: str, first: bool) -> list[int]:
+        """Small letters become capitals, what is not in the alphabet a question mark."""
+        unknown = self._IDS["?"]
+        start = [self._EPISODE] if first else []
+        return [*start, self._START, *(self._IDS.get(char, unknown) for char in observation.upper()), self._END]
+
+    def text(self, action: Sequence[int]) -> str:
+        return "".join(LETTERS[token] for token in action if 0 <= token < len(LETTERS))

@@ -29,6 +29,8 @@ class RewardHostSettings(Strict):
     function: str
     """Path of the `RewardFunction` itself, such as `rollart.backends.rewards.functions:episode_return`."""
     slots: int = Field(default=4, ge=1)
+    tasks: tuple[str, ...] = ()
+    """The tasks that the function is for; none named: all."""
 
 
 class RewardHost:
@@ -46,7 +48,7 @@ class RewardHost:
         self._results: deque[Scored | ScoreFailed] = deque()
 
     def info(self) -> RewardInfo:
-        return RewardInfo(slots=self._settings.slots)
+        return RewardInfo(slots=self._settings.slots, tasks=self._settings.tasks)
 
     def post(self, commands: Sequence[WorkerCommand]) -> None:
         self._commands.extend(commands)

@@ -171,7 +171,7 @@ class ReferenceTrainer:
     def _optimise(self, sequences: list[_Sequence]) -> dict[str, float]:
         """One step. The gradient is that of the mean over all action tokens, added up sequence by sequence."""
         tokens = sum(int(sequence.mask.sum()) for sequence in sequences)
-        loss = ratio = mismatch = norm = 0.0
+        loss = ratio = mismatch = 0.0
         self._optimizer.zero_grad(set_to_none=True)
         for sequence in sequences:
             logits = self._model(sequence.inputs.unsqueeze(0), use_cache=False).logits[0]
@@ -187,17 +187,16 @@ class ReferenceTrainer:
             loss += part.item()
             ratio += terms.ratio.item() / tokens
             mismatch += terms.mismatch.item() / tokens
-        if tokens:  # without any there is nothing to learn, and momentum alone must not move the weights
-            clipped = torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._settings.max_grad_norm)
-            norm = float(clipped)
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                self._skipped += 1
-                raise _Refusal(
-                    f"the step is not finite (loss {loss:g}, gradient norm {norm:g}) and was skipped; the weights are "
-                    f"unchanged, {self._skipped} skipped so far. Look at the batch's advantages and log-probabilities."
-                )
-            self._optimizer.step()
-            self._optimizer.zero_grad(set_to_none=True)
+        norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._settings.max_grad_norm))
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            self._skipped += 1
+            raise _Refusal(
+                f"the step is not finite (loss {loss:g}, gradient norm {norm:g}) and was skipped; the weights are "
+                f"unchanged, {self._skipped} skipped so far. Look at the batch's advantages and log-probabilities."
+            )
+        # In a batch without action tokens no parameter has a gradient, and AdamW leaves those as they are.
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
         return {
             "loss": loss,
             "grad_norm": norm,

@@ -189,15 +189,16 @@ def readers(harness: WeightStoreHarness) -> list[WeightStore]:
 
 def holds(store: WeightStore, manifest: Manifest, buckets: list[bytes]) -> None:
     """The store gives back exactly this version."""
-    read = store.manifest(manifest.version)
+    try:
+        read = store.manifest(manifest.version)
+        held = [bytes(store.bucket(manifest.version, index)) for index in range(len(buckets))]
+    except WeightError as error:
+        raise ConformanceError(f"what was published can be read, but reading raised {error!r}") from error
     check(
         msgspec.to_builtins(read) == msgspec.to_builtins(manifest), f"the manifest is read as published, but was {read}"
     )
-    for index, data in enumerate(buckets):
-        check(
-            bytes(store.bucket(manifest.version, index)) == data,
-            f"bucket {index} of {manifest.version} is read as published, but its bytes differ",
-        )
+    for index, (got, data) in enumerate(zip(held, buckets, strict=True)):
+        check(got == data, f"bucket {index} of {manifest.version} is read as published, but its bytes differ")
 
 
 def missing(store: WeightStore, version: Version) -> None:

@@ -1,0 +1,39 @@
+# `make` lists the targets. A fresh machine needs Python 3.11 or newer and make.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
+INSTALLED := $(VENV)/.installed
+ARGS ?=
+
+.PHONY: help venv test train sim clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: $(INSTALLED) ## create .venv with the pinned versions; does nothing while they are current
+
+# torch goes first and by its exact pin: resolved with the rest, a looser requirement may pull gigabytes of another build.
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -c constraints.txt "$$(grep '^torch==' constraints.txt)"
+	$(PIP) install -c constraints.txt -e '.[train,dev]'
+	@touch $@
+
+test: $(INSTALLED) ## lint, types, import contracts, tests: all that has to hold before a commit
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/pytest tests src
+
+train: $(INSTALLED) ## train for real on this machine; options in ARGS
+	$(BIN)/rollart train $(ARGS)
+
+sim: $(INSTALLED) ## run in virtual time over modelled hardware; options in ARGS
+	$(BIN)/rollart sim $(ARGS)
+
+clean: ## remove caches and builds; .venv and runs stay
+	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,131 @@
+"""From a config to the parts of a real run: which factory stands behind each port.
+
+The only module that knows both the control plane and the backends. Nothing here imports torch: factories are named by
+path and loaded by the worker that needs them.
+"""
+
+from pathlib import Path
+
+from rollart.config.schema import RunConfig
+from rollart.control.environments import POOL as ENVIRONMENTS
+from rollart.control.fleet import WorkerSpec
+from rollart.control.pipeline import Parts
+from rollart.control.rewards import POOL as REWARD
+from rollart.control.trainer import POOL as TRAINER
+from rollart.ports.factory import load
+from rollart.ports.runtime import Runtime
+from rollart.ports.sink import EventSink
+from rollart.ports.weights import WeightStore
+from rollart.tasks.prompts import SeedPrompts
+from rollart.types.errors import ConfigError
+from rollart.types.messages import Role
+
+ENGINE = "rollart.backends.engines.reference:ReferenceEngine"
+TRAINER_FACTORY = "rollart.backends.trainers.reference:ReferenceTrainer"
+ENVIRONMENT_HOST = "rollart.backends.environments.host:EnvironmentHost"
+REWARD_HOST = "rollart.backends.rewards.host:RewardHost"
+
+
+def check_real(config: RunConfig) -> None:
+    """Refuse what a config may leave open for a simulation but not for a real run."""
+    for name, task in config.tasks.items():
+        if not task.environment:
+            raise ConfigError(
+                f"tasks.{name}.environment", 'is missing; name a factory such as "rollart.tasks.frozenlake:FrozenLake"'
+            )
+        load(task.environment)
+        load(task.reward)
+    if not config.model:
+        raise ConfigError(
+            "model", "is missing; give a checkpoint folder, or [model.config] for a small one from scratch"
+        )
+    vocabulary = load(config.codec)().vocabulary
+    if isinstance(config.model, dict):
+        size = config.model.get("config", {}).get("vocab_size")
+        if not isinstance(size, int) or size < vocabulary:
+            raise ConfigError("model.config.vocab_size", f"is {size}; the codec {config.codec} needs {vocabulary}")
+    temperatures = {task.temperature for task in config.tasks.values()}
+    if len(temperatures) > 1:
+        raise ConfigError("tasks", f"all tasks of a run sample at one temperature, not at {sorted(temperatures)}")
+    if isinstance(config.model, str) and not Path(config.model).is_dir():
+        raise ConfigError("model", f"{config.model!r} is no folder; give a local checkpoint, nothing is downloaded")
+
+
+def real_parts(config: RunConfig, runtime: Runtime, sink: EventSink, store: WeightStore) -> Parts:
+    """A real run on reference backends."""
+    codec = load(config.codec)()
+    return Parts(
+        runtime=runtime,
+        sink=sink,
+        workers=[
+            *_engines(config, store),
+            *_environments(config),
+            *_rewards(config),
+            _trainer(config, store),
+        ],
+        prompts={
+            name: SeedPrompts(name, task.prompts[0], task.prompts[1] - task.prompts[0], shuffle_seed=config.seed)
+            for name, task in config.tasks.items()
+        },
+        eval_prompts={
+            name: SeedPrompts(name, task.eval_prompts[0], task.eval_prompts[1] - task.eval_prompts[0])
+            for name, task in config.tasks.items()
+        },
+        stop_tokens=codec.stop_tokens,
+    )
+
+
+def _engines(config: RunConfig, store: WeightStore) -> list[WorkerSpec]:
+    settings = {
+        "model": config.model,
+        "store": store,
+        "max_context": max(task.max_context for task in config.tasks.values()),
+    }
+    return [
+        WorkerSpec(f"engine/{name}/{index}", Role.ENGINE, name, ENGINE, settings, pool.hardware or name)
+        for name, pool in config.pools.items()
+        for index in range(pool.engines)
+    ]
+
+
+def _environments(config: RunConfig) -> list[WorkerSpec]:
+    specs = []
+    for name, task in config.tasks.items():
+        sizes = [
+            min(task.environments_per_worker, task.environments - first)
+            for first in range(0, task.environments, task.environments_per_worker)
+        ]
+        for index, slots in enumerate(sizes):
+            settings = {
+                "task": name,
+                "environment": task.environment,
+                "environment_settings": task.environment_settings,
+                "codec": config.codec,
+                "slots": slots,
+                "max_turns": task.max_turns,
+            }
+            specs.append(
+                WorkerSpec(f"environment/{name}/{index}", Role.ENVIRONMENT, ENVIRONMENTS, ENVIRONMENT_HOST, settings)
+            )
+    return specs
+
+
+def _rewards(config: RunConfig) -> list[WorkerSpec]:
+    return [
+        WorkerSpec(
+            f"reward/{name}/{index}", Role.REWARD, REWARD, REWARD_HOST, {"function": task.reward, "tasks": (name,)}
+        )
+        for name, task in config.tasks.items()
+        for index in range(config.reward_workers)
+    ]
+
+
+def _trainer(config: RunConfig, store: WeightStore) -> WorkerSpec:
+    settings = {
+        "model": config.model,
+        "store": store,
+        "seed": config.seed,
+        "temperature": next(iter(config.tasks.values())).temperature,
+        **dict(config.trainer),
+    }
+    return WorkerSpec("trainer/0", Role.TRAINER, TRAINER, TRAINER_FACTORY, settings)

@@ -1,0 +1,31 @@
+"""`rollart`: few commands. Exit codes: 0 done, 1 the run failed, 2 the request was wrong."""
+
+import sys
+
+import typer
+
+from rollart.cli.sim import sim
+from rollart.cli.train import train
+from rollart.types.errors import RequestError, RollartError
+
+app = typer.Typer(
+    name="rollart",
+    help="Train LLM agents by reinforcement learning on disaggregated hardware, for real or in virtual time.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(sim)
+app.command()(train)
+
+
+def main() -> None:
+    """Run a command and exit with its code. Errors of ours are one sentence on stderr; a bug is a traceback."""
+    try:
+        app()
+    except RequestError as error:
+        sys.stderr.write(f"rollart: {error}\n")
+        sys.exit(2)
+    except RollartError as error:
+        sys.stderr.write(f"rollart: {type(error).__name__}: {error}\n")
+        sys.exit(1)

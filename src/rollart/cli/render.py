@@ -1,0 +1,149 @@
+"""Reports as tables for people."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from rollart.observe.report import Report
+
+
+def show_report(console: Console, report: Report) -> None:
+    """One run."""
+    console.print(
+        f"[bold]{report.name}[/] · {report.mode} · α = {report.alpha} · seed {report.seed} · {report.steps} steps in "
+        f"{_seconds(report.seconds)}"
+    )
+    console.print(_figures(report))
+    console.print(_pools(report))
+    console.print(_counts(report))
+
+
+def show_comparison(console: Console, reports: Sequence[Report]) -> None:
+    """One scenario in several modes: what each costs, and why the next one is faster."""
+    first = reports[0]
+    console.print(
+        f"[bold]{first.name}[/] · α = {first.alpha} · seed {first.seed} · {first.steps} steps; only the mode differs"
+    )
+    table = _table("per step", *(report.mode for report in reports))
+    table.add_row("step time", *(_seconds(report.step_s) for report in reports))
+    table.add_row("trajectories/s", *(f"{report.trajectories_per_s:.2f}" for report in reports))
+    table.add_row(f"speed over {first.mode}", *(f"{first.step_s / report.step_s:.2f}×" for report in reports))
+    table.add_row("staleness mean / max", *(_mean_max(report.staleness) for report in reports))
+    table.add_row("lag mean / max", *(_mean_max(report.lag) for report in reports))
+    table.add_row("tokens wasted", *(f"{report.wasted_token_share:.1%}" for report in reports))
+    table.add_row("KV tokens recomputed", *(f"{report.recomputed_tokens / report.steps:,.0f}" for report in reports))
+    table.add_section()
+    times = [report.engine_seconds_per_step() for report in reports]
+    for cause in _causes(times):
+        name = "engines busy" if cause == "busy" else f"  idle: {_words(cause)}"
+        table.add_row(name, *(_seconds(time.get(cause, 0.0)) for time in times))
+    console.print(table)
+    console.print("What makes the difference, in seconds of the average engine per step:")
+    for (before, after), (old, new) in zip(pairwise(reports), pairwise(times), strict=True):
+        console.print(f"  {before.mode} → {after.mode}: {before.step_s / after.step_s:.2f}×  ({_gap(old, new)})")
+
+
+def _gap(old: Mapping[str, float], new: Mapping[str, float]) -> str:
+    """The causes whose time changed most, largest first."""
+    change = {cause: new.get(cause, 0.0) - old.get(cause, 0.0) for cause in _causes([old, new])}
+    largest = max((abs(seconds) for seconds in change.values()), default=0.0)
+    told = sorted((c for c in change if abs(change[c]) >= 0.05 * largest > 0), key=lambda c: change[c])
+    return ", ".join(f"{_words(cause)} {change[cause]:+.2f} s" for cause in told) or "no difference"
+
+
+def _figures(report: Report) -> Table:
+    table = _table("step", "first", "trajectories/s", "tokens/s", "sync suspends", "sync waits")
+    table.add_row(
+        _seconds(report.step_s),
+        _seconds(report.first_step_s),
+        f"{report.trajectories_per_s:.2f}",
+        f"{report.tokens_per_s:,.0f}",
+        _seconds(report.suspended_s),
+        _seconds(report.exposed_s),
+    )
+    return table
+
+
+def _pools(report: Report) -> Table:
+    """Where every pool's time went, in per cent of its worker-seconds."""
+    table = _table("pool", "busy", "idle, by cause")
+    table.columns[2].justify = "left"
+    for pool, seconds in report.pools.items():
+        total = sum(seconds.values()) or 1.0
+        idle = sorted((cause for cause in seconds if cause != "busy"), key=lambda cause: -seconds[cause])
+        told = [f"{_words(cause)} {seconds[cause] / total:.1%}" for cause in idle if seconds[cause] / total >= 0.0005]
+        engines = report.engines.get(pool)
+        name = f"{pool} ({engines} engine{'s' if engines > 1 else ''})" if engines else pool
+        table.add_row(name, f"{seconds.get('busy', 0.0) / total:.1%}", ", ".join(told))
+    return table
+
+
+def _counts(report: Report) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
+    table.add_row("staleness of claimed groups", _histogram(report.staleness))
+    table.add_row("training lag", _histogram(report.lag))
+    table.add_row("trajectories", _list(report.outcomes))
+    table.add_row("groups", _list(report.group_outcomes))
+    table.add_row(
+        "tokens",
+        f"{report.sampled_tokens:,} sampled, {report.trained_tokens:,} trained, "
+        f"{report.prefilled_tokens:,} prefilled, {report.recomputed_tokens:,} recomputed after updates",
+    )
+    wasted = ", ".join(f"{_words(cause)} {tokens:,}" for cause, tokens in report.wasted_tokens.items()) or "none"
+    table.add_row("tokens wasted", f"{report.wasted_token_share:.1%}: {wasted}")
+    for task, turns in report.placements.items():
+        total = sum(turns.values())
+        table.add_row(f"{task} turns on", ", ".join(f"{name} {count / total:.0%}" for name, count in turns.items()))
+    if report.fallbacks:
+        table.add_row("placed elsewhere", _list(report.fallbacks))
+    table.add_row("mean reward", ", ".join(f"{task} {value:.3f}" for task, value in report.reward.items()) or "none")
+    for evaluation in report.evaluations:
+        mean = "no score" if evaluation.mean_reward is None else f"{evaluation.mean_reward:.3f}"
+        table.add_row(
+            f"held-out {evaluation.task}, step {evaluation.step}",
+            f"{mean} over {evaluation.scored} of {evaluation.episodes} episodes",
+        )
+    for label, count in (("shares redistributed", report.redistributed), ("workers lost", report.workers_lost)):
+        if count:
+            table.add_row(label, str(count))
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right")
+    return table
+
+
+def _causes(times: Sequence[Mapping[str, float]]) -> list[str]:
+    """Every cause that took time anywhere, `busy` first."""
+    found = {cause: None for time in times for cause, seconds in time.items() if seconds > 1e-9}
+    return sorted(found, key=lambda cause: (cause != "busy", cause))
+
+
+def _words(cause: str) -> str:
+    return cause.replace("_", " ")
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1000:.0f} ms" if 0 < value < 0.1 else f"{value:,.2f} s"
+
+
+def _list(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{_words(name)} {count:,}" for name, count in counts.items()) or "none"
+
+
+def _histogram(counts: Mapping[int, int]) -> str:
+    total = sum(counts.values())
+    return ", ".join(f"{value}: {count / total:.0%}" for value, count in counts.items()) or "none"
+
+
+def _mean_max(counts: Mapping[int, int]) -> str:
+    total = sum(counts.values())
+    if not total:
+        return "–"
+    return f"{sum(value * count for value, count in counts.items()) / total:.2f} / {max(counts)}"

@@ -1,0 +1,89 @@
+"""A model small enough for a test, and a hand-driven worker."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rollart.backends.models import build_model
+from rollart.backends.stores.memory import MemoryStore
+from rollart.backends.stores.tensors import pack
+from rollart.ports.worker import Worker
+from rollart.types.messages import WorkerCommand, WorkerEvent
+from rollart.types.versions import Version
+from rollart.types.weights import Manifest
+
+VOCABULARY = 264
+TINY = {
+    "config": {
+        "model_type": "qwen3",
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.3,  # so that the distribution is far from uniform
+    }
+}
+V1, V2, V3 = Version(0, 1), Version(0, 2), Version(0, 3)
+
+
+def tiny_model(seed: int = 0) -> Any:
+    return build_model(TINY, dtype="float32", device="cpu", seed=seed)
+
+
+def publish(store: MemoryStore, version: Version, seed: int | None = None) -> Manifest:
+    """Put a version with weights of its own into the store."""
+    model = tiny_model(version.epoch * 1000 + version.step if seed is None else seed)
+    manifest, buckets = pack(model.state_dict(), version=version, parent=None, bucket_bytes=8192)
+    store.publish(manifest, buckets)
+    return manifest
+
+
+class Driver:
+    """Drives one worker, in the test's thread, and keeps what it said."""
+
+    def __init__(
+        self, factory: Callable[[Mapping[str, Any], Callable[[], None]], Worker], settings: Mapping[str, Any]
+    ) -> None:
+        self.woken = threading.Event()
+        self.worker = factory(settings, self.woken.set)
+        self.events: list[WorkerEvent] = []
+
+    def send(self, *commands: WorkerCommand) -> None:
+        self.worker.post(commands)
+
+    def slice(self) -> float | None:
+        """One `advance`; gives its `wake_at`."""
+        events, wake_at = self.worker.advance(time.monotonic())
+        self.events += events
+        return wake_at
+
+    def rest(self) -> list[WorkerEvent]:
+        """Drive until the worker asks for nothing more; what it said since the last call."""
+        while self.slice() is not None:
+            pass
+        return self.take()
+
+    def answers(self, count: int = 1, seconds: float = 10.0) -> list[WorkerEvent]:
+        """Drive until there are so many events, waiting for the worker's threads to wake it."""
+        deadline = time.monotonic() + seconds
+        while len(self.events) < count:
+            self.woken.clear()
+            self.slice()
+            if len(self.events) < count:
+                assert self.woken.wait(deadline - time.monotonic()), f"only {self.events} within {seconds} s"
+        return self.take()
+
+    def ask(self, *commands: WorkerCommand) -> list[WorkerEvent]:
+        """Send and drive until the worker rests."""
+        self.send(*commands)
+        return self.rest()
+
+    def take(self) -> list[WorkerEvent]:
+        events, self.events = self.events, []
+        return events

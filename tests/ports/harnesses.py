@@ -1,0 +1,447 @@
+"""Every implementation of every port in this repository, behind the harness of its conformance suite.
+
+Each entry builds a fresh harness: a suite's cases share nothing.
+"""
+
+import asyncio
+import math
+import sqlite3
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import pytest
+
+from rollart.backends.engines.reference import ReferenceEngine
+from rollart.backends.environments.host import EnvironmentHost
+from rollart.backends.models import build_model
+from rollart.backends.rewards.host import RewardHost
+from rollart.backends.stores.memory import MemoryStore
+from rollart.backends.stores.tensors import pack
+from rollart.backends.trainers.reference import ReferenceTrainer
+from rollart.distributed.inline import InlineRuntime
+from rollart.observe.journal import MemoryJournal, SqliteJournal, read_journal
+from rollart.ports.conformance.case import Case, NotApplicable
+from rollart.ports.conformance.engine import EngineHarness
+from rollart.ports.conformance.environment import EnvironmentHarness
+from rollart.ports.conformance.prompts import PromptSourceHarness
+from rollart.ports.conformance.reward import RewardHarness
+from rollart.ports.conformance.runtime import RuntimeHarness
+from rollart.ports.conformance.sink import EventSinkHarness
+from rollart.ports.conformance.trainer import TrainerHarness
+from rollart.ports.conformance.weights import WeightStoreHarness
+from rollart.ports.environment import TextStep
+from rollart.sim.engine import SimEngine
+from rollart.sim.environment import SimEnvironments
+from rollart.sim.hardware import TINY, WIDE
+from rollart.sim.loop import run_virtual
+from rollart.sim.reward import SimReward
+from rollart.sim.runtime import VirtualRuntime
+from rollart.sim.store import SimStore
+from rollart.sim.trainer import SimTrainer
+from rollart.sim.workload import TaskProfile
+from rollart.tasks.prompts import SeedPrompts
+from rollart.types.ids import GroupId, PromptId, TrajectoryId
+from rollart.types.messages import Score
+from rollart.types.tokens import LOGPROB, TOKEN, Generated, Segment, TokenSequence, VersionRun
+from rollart.types.trajectory import Prompt, TrainSample
+from rollart.types.versions import Version
+from rollart.types.weights import Manifest, WeightKind, bucket_digest
+
+H = TypeVar("H")
+TASK = "conformance"
+VOCABULARY = 64
+MODEL = {
+    "config": {
+        "model_type": "qwen3",
+        "vocab_size": VOCABULARY,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "max_position_embeddings": 128,
+    }
+}
+
+
+def run(case: Case[H, None], harness: H) -> None:
+    """One case under pytest."""
+    try:
+        case.run(harness)
+    except NotApplicable as reason:
+        pytest.skip(str(reason))
+
+
+# --- engines --------------------------------------------------------------------------------------------------------
+
+
+def profile(**changes: Any) -> TaskProfile:
+    values: dict[str, Any] = {
+        "prompt_tokens": {"kind": "uniform", "low": 10, "high": 30},
+        "observation_tokens": {"kind": "uniform", "low": 5, "high": 15},
+        "answer_tokens": {"kind": "lognormal", "median": 60, "sigma": 0.8},
+        "turns": {"kind": "uniform", "low": 3, "high": 6},
+        "reset_s": {"kind": "uniform", "low": 1.0, "high": 50.0},
+        "step_s": {"kind": "uniform", "low": 0.5, "high": 1.5},
+        "reward_s": {"kind": "uniform", "low": 0.1, "high": 0.5},
+    }
+    return TaskProfile.model_validate(values | changes)
+
+
+def simulated_engine(kv_on_update: str) -> EngineHarness:
+    store = SimStore()
+    settings = {
+        "hardware": WIDE,
+        "model": TINY,
+        "ranks": 1,
+        "tasks": {TASK: profile()},
+        "seed": 5,
+        "store": store,
+        "pull_gb_s": 1.0,
+        "slots": 4,
+        "max_context": 2_000,
+        "kv_on_update": kv_on_update,
+        "progress_interval_s": 0.02,
+    }
+    return EngineHarness(
+        build=lambda wake: SimEngine(settings, wake),
+        publish=lambda version: publish_simulated(store, version),
+        tokens=lambda count: Segment(count, None),
+        virtual=True,
+        corrupt=lambda manifest: store.corrupt(manifest.version, 1),
+        long_turn=200,
+        task=TASK,
+    )
+
+
+def publish_simulated(store: SimStore, version: Version) -> Manifest:
+    buckets = [f"{version}/{index}".encode() for index in range(2)]
+    manifest = Manifest(
+        version=version,
+        parent=None,
+        kind=WeightKind.FULL,
+        tensors=(),
+        bucket_bytes=(10_000_000, 10_000_000),
+        digests=tuple(bucket_digest(bucket) for bucket in buckets),
+    )
+    store.publish(manifest, buckets)
+    return manifest
+
+
+def reference_engine() -> EngineHarness:
+    store = MemoryStore()
+    settings = {
+        "model": MODEL,
+        "store": store,
+        "slots": 3,
+        "max_context": 96,
+        "chunk_tokens": 4,
+        "progress_interval_s": 0.05,
+    }
+    return EngineHarness(
+        build=lambda wake: ReferenceEngine(settings, wake),
+        publish=lambda version: publish_real(store, version),
+        tokens=lambda count: Segment.of([(7 * index + 3) % VOCABULARY for index in range(count)]),
+        virtual=False,
+        corrupt=lambda manifest: corrupt_memory(store, manifest.version, 0),
+        every_token=tuple(range(VOCABULARY)),
+        long_turn=48,
+        task=TASK,
+    )
+
+
+def publish_real(store: MemoryStore, version: Version) -> Manifest:
+    model = build_model(MODEL, dtype="float32", device="cpu", seed=1000 * version.epoch + version.step)
+    manifest, buckets = pack(model.state_dict(), version=version, parent=None, bucket_bytes=8192)
+    store.publish(manifest, buckets)
+    return manifest
+
+
+def corrupt_memory(store: MemoryStore, version: Version, index: int) -> None:
+    """Reaches into the store: it has no fault of its own to offer."""
+    manifest, buckets = store._versions[version]
+    flipped = bytes([buckets[index][0] ^ 1]) + buckets[index][1:]
+    store._versions[version] = (manifest, (*buckets[:index], flipped, *buckets[index + 1 :]))
+
+
+ENGINES: dict[str, Callable[[], EngineHarness]] = {
+    "sim-recompute": lambda: simulated_engine("recompute"),
+    "sim-keep": lambda: simulated_engine("keep"),
+    "reference": reference_engine,
+}
+
+# --- weight stores --------------------------------------------------------------------------------------------------
+
+
+def simulated_store() -> WeightStoreHarness:
+    store = SimStore()
+    return WeightStoreHarness(store=store, corrupt=store.corrupt)
+
+
+def memory_store() -> WeightStoreHarness:
+    store = MemoryStore()
+    return WeightStoreHarness(store=store, corrupt=lambda version, index: corrupt_memory(store, version, index))
+
+
+STORES: dict[str, Callable[[], WeightStoreHarness]] = {"sim": simulated_store, "memory": memory_store}
+
+# --- environments ---------------------------------------------------------------------------------------------------
+
+
+class Count:
+    """How often environments were reset or stepped, from whatever thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.value = 0
+
+    def add(self) -> None:
+        with self._lock:
+            self.value += 1
+
+
+EXECUTED = Count()
+
+
+class Counter:
+    """Counts to four, from where the prompt says; fails where it is told to."""
+
+    def __init__(self, fail: str = "") -> None:
+        self._fail = fail
+        self._number = 0
+        self._left = 4
+
+    def reset(self, prompt: Prompt) -> TextStep:
+        EXECUTED.add()
+        if self._fail == "reset":
+            raise RuntimeError("no container left")
+        self._number = prompt.seed
+        return TextStep(f"count from {self._number}")
+
+    def step(self, action: str) -> TextStep:
+        EXECUTED.add()
+        if self._fail == "step":
+            raise RuntimeError("the container is gone")
+        self._number += len(action)
+        self._left -= 1
+        return TextStep(str(self._number), reward=0.25, done=self._left == 0, artifact=b"end")
+
+    def close(self) -> None:
+        pass
+
+
+def counting(**settings: Any) -> Mapping[str, Any]:
+    return {
+        "task": TASK,
+        "environment": f"{Counter.__module__}:Counter",
+        "slots": 3,
+        "environment_settings": settings,
+    }
+
+
+def hosted_environments() -> EnvironmentHarness:
+    return EnvironmentHarness(
+        build=lambda wake: EnvironmentHost(counting(), wake),
+        prompt=prompt,
+        action=lambda turn: Segment.of([65 + turn]),
+        virtual=False,
+        failing_reset=lambda wake: EnvironmentHost(counting(fail="reset"), wake),
+        failing_step=lambda wake: EnvironmentHost(counting(fail="step"), wake),
+        executed=lambda: EXECUTED.value,
+    )
+
+
+def simulated_environments() -> EnvironmentHarness:
+    def settings(**changes: Any) -> Mapping[str, Any]:
+        return {"task": TASK, "profile": profile(**changes), "slots": 3, "seed": 2}
+
+    return EnvironmentHarness(
+        build=lambda wake: SimEnvironments(settings(), wake),
+        prompt=prompt,
+        action=lambda turn: Segment(turn + 1, None),
+        virtual=True,
+        failing_reset=lambda wake: SimEnvironments(settings(reset_failure=1.0), wake),
+        failing_step=lambda wake: SimEnvironments(settings(step_failure=1.0), wake),
+    )
+
+
+def prompt(seed: int) -> Prompt:
+    return Prompt(id=PromptId(str(seed)), task=TASK, seed=seed)
+
+
+ENVIRONMENTS: dict[str, Callable[[], EnvironmentHarness]] = {
+    "sim": simulated_environments,
+    "host": hosted_environments,
+}
+
+# --- rewards --------------------------------------------------------------------------------------------------------
+
+CALLS = Count()
+
+
+def judge(question: Score) -> Any:
+    """The sum of the turns' rewards, unless the artifact wants something else."""
+    CALLS.add()
+    if question.artifact == b"raise":
+        raise RuntimeError("429 too many requests")
+    wrong: dict[bytes, Any] = {b"nan": math.nan, b"inf": math.inf, b"string": "1.0", b"none": None}
+    return wrong.get(question.artifact, sum(question.turn_rewards))
+
+
+def question(index: int, artifact: bytes = b"") -> Score:
+    return Score(
+        key=f"{index}/{artifact.decode()}",
+        trajectory=TrajectoryId(index),
+        task=TASK,
+        prompt=prompt(index),
+        turn_rewards=(0.5, float(index)),
+        artifact=artifact,
+        truncated=False,
+    )
+
+
+def hosted_reward() -> RewardHarness:
+    settings = {"function": f"{judge.__module__}:judge", "slots": 2}
+    before = CALLS.value
+    return RewardHarness(
+        build=lambda wake: RewardHost(settings, wake),
+        question=question,
+        virtual=False,
+        failing=question(0, b"raise"),
+        not_finite=tuple(question(0, artifact) for artifact in (b"nan", b"inf", b"string", b"none")),
+        calls=lambda: CALLS.value - before,
+    )
+
+
+def simulated_reward(**changes: Any) -> RewardHarness:
+    settings = {"tasks": {TASK: profile()}, "seed": 3} | changes
+    return RewardHarness(
+        build=lambda wake: SimReward(settings, wake),
+        question=question,
+        virtual=True,
+        failing=msgspec.structs.replace(question(9), task="unknown"),
+    )
+
+
+REWARDS: dict[str, Callable[[], RewardHarness]] = {
+    "sim": lambda: simulated_reward(slots=2),
+    "sim-serverless": lambda: simulated_reward(serverless=True, cold_start_s=5.0, idle_s=10.0),
+    "host": hosted_reward,
+}
+
+# --- trainers -------------------------------------------------------------------------------------------------------
+
+
+def batch(number: int, *, real: bool, advantages: tuple[float, float] = (1.0, -1.0)) -> tuple[TrainSample, ...]:
+    """A group of two, one better than the other."""
+    samples = []
+    for member, advantage in enumerate(advantages):
+        ids = np.arange(8, dtype=TOKEN) * (member + 2) + number
+        sequence = TokenSequence()
+        sequence.append_context(Segment.of(ids % VOCABULARY) if real else Segment(8, None))
+        tokens = Segment.of((ids + 5) % VOCABULARY) if real else Segment(8, None)
+        logprobs = np.full(8, -math.log(VOCABULARY), dtype=LOGPROB).tobytes() if real else None
+        sequence.append_sampled(Generated(tokens, logprobs, (VersionRun(Version(0, 0), 8),)))
+        samples.append(
+            TrainSample(
+                trajectory=TrajectoryId(2 * number + member),
+                group=GroupId(number),
+                task=TASK,
+                sequences=(sequence,),
+                advantage=advantage,
+                reward=float(member),
+            )
+        )
+    return tuple(samples)
+
+
+def reference_trainer() -> TrainerHarness:
+    store = MemoryStore()
+    settings = {"model": MODEL, "store": store, "learning_rate": 1e-3, "bucket_bytes": 8192}
+    return TrainerHarness(
+        build=lambda wake: ReferenceTrainer(settings, wake),
+        store=store,
+        batch=lambda number: batch(number, real=True),
+        virtual=False,
+        bad_batch=batch(1, real=True, advantages=(math.nan, 1.0)),
+    )
+
+
+def simulated_trainer() -> TrainerHarness:
+    store = SimStore()
+    settings = {"hardware": WIDE, "model": TINY, "ranks": 1, "store": store, "push_gb_s": 1.0}
+    return TrainerHarness(
+        build=lambda wake: SimTrainer(settings, wake),
+        store=store,
+        batch=lambda number: batch(number, real=False),
+        virtual=True,
+        weights_change=False,
+    )
+
+
+TRAINERS: dict[str, Callable[[], TrainerHarness]] = {"sim": simulated_trainer, "reference": reference_trainer}
+
+# --- prompt sources -------------------------------------------------------------------------------------------------
+
+
+def seed_prompts() -> PromptSourceHarness:
+    return PromptSourceHarness(
+        build=lambda: SeedPrompts(TASK, 10, 7, shuffle_seed=1),
+        task=TASK,
+        pass_length=7,
+        foreign=(
+            lambda: SeedPrompts("another", 10, 7, shuffle_seed=1),
+            lambda: SeedPrompts(TASK, 10, 8, shuffle_seed=1),
+            lambda: SeedPrompts(TASK, 10, 7, shuffle_seed=2),
+        ),
+    )
+
+
+PROMPT_SOURCES: dict[str, Callable[[], PromptSourceHarness]] = {"seeds": seed_prompts}
+
+# --- runtimes -------------------------------------------------------------------------------------------------------
+
+
+def virtual_runtime(scratch: Path) -> RuntimeHarness:
+    return RuntimeHarness(
+        build=VirtualRuntime, run=run_virtual, scratch=scratch, within_s=60.0, quiet_s=10.0, threads=False
+    )
+
+
+def inline_runtime(scratch: Path) -> RuntimeHarness:
+    return RuntimeHarness(build=InlineRuntime, run=asyncio.run, scratch=scratch, quiet_s=0.05)
+
+
+RUNTIMES: dict[str, Callable[[Path], RuntimeHarness]] = {"virtual": virtual_runtime, "inline": inline_runtime}
+
+# --- event sinks ----------------------------------------------------------------------------------------------------
+
+
+def memory_journal(scratch: Path) -> EventSinkHarness:  # noqa: ARG001 - it writes nothing down
+    journal = MemoryJournal()
+    return EventSinkHarness(build=lambda: journal, read_back=lambda: list(journal.events), run=run_virtual)
+
+
+def sqlite_journal(scratch: Path) -> EventSinkHarness:
+    path = scratch / "journal.sqlite"
+
+    def fill_the_disk() -> None:
+        db = sqlite3.connect(path)
+        db.execute("CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'disk full'); END")
+        db.commit()
+        db.close()
+
+    return EventSinkHarness(
+        build=lambda: SqliteJournal(path),
+        read_back=lambda: list(read_journal(path)),
+        run=asyncio.run,
+        break_it=fill_the_disk,
+    )
+
+
+SINKS: dict[str, Callable[[Path], EventSinkHarness]] = {"memory": memory_journal, "sqlite": sqlite_journal}

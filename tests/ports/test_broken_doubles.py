@@ -1,0 +1,254 @@
+"""The suites notice: every double breaks one promise, and the case about that promise fails on it, for that reason.
+
+A breakage may reach other cases too (who loses tokens loses prefixes), but never all of them.
+"""
+
+import inspect
+from collections.abc import Callable, Coroutine
+from dataclasses import replace as with_changes
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import doubles
+import pytest
+from harnesses import (
+    TASK,
+    corrupt_memory,
+    hosted_environments,
+    hosted_reward,
+    reference_engine,
+    reference_trainer,
+    seed_prompts,
+    simulated_engine,
+    simulated_environments,
+    virtual_runtime,
+)
+
+from rollart.ports.conformance import engine, environment, prompts, reward, runtime, sink, trainer, weights
+from rollart.ports.conformance.case import Case, ConformanceError, NotApplicable
+from rollart.ports.conformance.prompts import PromptSourceHarness
+from rollart.ports.conformance.runtime import RuntimeHarness
+from rollart.ports.conformance.sink import EventSinkHarness
+from rollart.ports.conformance.weights import WeightStoreHarness
+from rollart.sim.loop import run_virtual
+
+
+class Broken(NamedTuple):
+    """A double, the case that is about what it breaks, and a part of what that case says."""
+
+    double: type
+    cases: tuple[Case[Any, Any], ...]
+    harness: Callable[[type, Path], Any]
+    expected: str
+    says: str
+
+
+def worker(make: Callable[[], Any]) -> Callable[[type, Path], Any]:
+    """A harness of a worker, with the double around everything it builds."""
+
+    def bent(double: type, _scratch: Path) -> Any:
+        harness = make()
+        hooks = ("build", "failing_reset", "failing_step")
+        built = {hook: getattr(harness, hook) for hook in hooks if getattr(harness, hook, None) is not None}
+        return with_changes(harness, **{hook: doubles.bend(build, double) for hook, build in built.items()})
+
+    return bent
+
+
+def store(double: type, _scratch: Path) -> WeightStoreHarness:
+    made = double()
+    return WeightStoreHarness(store=made, corrupt=lambda version, index: corrupt_memory(made, version, index))
+
+
+def source(double: type, _scratch: Path) -> PromptSourceHarness:
+    return with_changes(seed_prompts(), build=lambda: double(TASK, 10, 7, shuffle_seed=1))
+
+
+def hosting(double: type, scratch: Path) -> RuntimeHarness:
+    return with_changes(virtual_runtime(scratch), build=double)
+
+
+def writing(double: type, _scratch: Path) -> EventSinkHarness:
+    made = double()
+    return EventSinkHarness(
+        build=lambda: made,
+        read_back=lambda: list(made.durable),
+        run=run_virtual,
+        break_it=lambda: setattr(made, "broken", True),
+    )
+
+
+simulated = worker(lambda: simulated_engine("recompute"))
+ENGINE = engine.CASES
+PAYLOAD = tuple(case for case in ENGINE if case.name in ("one_logprob_per_token", "max_tokens_is_respected"))
+"""What only a real engine can get wrong; the rest of the suite is run through simulated doubles, which are quick."""
+BROKEN = [
+    Broken(doubles.LosesAToken, ENGINE, simulated, "progress_and_end_add_up", "its reports add up to"),
+    Broken(doubles.DropsProgress, ENGINE, simulated, "progress_and_end_add_up", "its reports add up to"),
+    Broken(
+        doubles.StampsTheOldVersion,
+        ENGINE,
+        simulated,
+        "tokens_carry_the_version_in_service",
+        "every token carries the version in service",
+    ),
+    Broken(
+        doubles.ServesTheUnstaged,
+        ENGINE,
+        simulated,
+        "an_unstaged_version_is_not_served",
+        "only a staged, newer version is served",
+    ),
+    Broken(
+        doubles.BelievesTheStore,
+        ENGINE,
+        simulated,
+        "a_corrupt_version_is_not_staged",
+        "a version that cannot be verified is `StageFailed`",
+    ),
+    Broken(doubles.RecomputesNothing, ENGINE, simulated, "a_turn_in_flight_spans_an_update", "but recomputed nothing"),
+    Broken(doubles.AnswersTwice, ENGINE, simulated, "a_turn_ends_exactly_once", "a request ends once"),
+    Broken(
+        doubles.IgnoresAbort,
+        ENGINE,
+        simulated,
+        "abort_returns_what_was_generated",
+        "every aborted turn ran to its own end",
+    ),
+    Broken(
+        doubles.IgnoresSuspend,
+        ENGINE,
+        simulated,
+        "suspend_stops_and_resume_goes_on",
+        "no step is taken while suspended",
+    ),
+    Broken(
+        doubles.ForgetsSessions,
+        ENGINE,
+        simulated,
+        "a_later_turn_hits_the_prefix",
+        "the engine holds all that the turn needs",
+    ),
+    Broken(doubles.IgnoresTheWhole, ENGINE, simulated, "an_unknown_session_misses", "did not come within"),
+    Broken(
+        doubles.LosesALogprob,
+        PAYLOAD,
+        worker(reference_engine),
+        "one_logprob_per_token",
+        "one log-probability per token",
+    ),
+    Broken(
+        doubles.RestartsBlank,
+        environment.CASES,
+        worker(simulated_environments),
+        "an_unknown_episode_fails",
+        "a failure is never an observation",
+    ),
+    Broken(
+        doubles.SwallowsUnknown,
+        environment.CASES,
+        worker(simulated_environments),
+        "an_unknown_episode_fails",
+        "did not come within",
+    ),
+    Broken(
+        doubles.FailsWithReward,
+        environment.CASES,
+        worker(simulated_environments),
+        "a_failing_step_is_said_so",
+        "a failure is never an observation",
+    ),
+    Broken(
+        doubles.ActsTwice,
+        environment.CASES,
+        worker(hosted_environments),
+        "a_doubled_command_is_executed_once",
+        "a turn has one answer",
+    ),
+    Broken(doubles.ZeroForFailure, reward.CASES, worker(hosted_reward), "a_failure_is_said_so", "never a value"),
+    Broken(doubles.PassesNan, reward.CASES, worker(hosted_reward), "not_finite_is_refused", "never a value"),
+    Broken(
+        doubles.CountsAgain,
+        reward.CASES,
+        worker(hosted_reward),
+        "a_doubled_question_counts_once",
+        "one key has one answer",
+    ),
+    Broken(
+        doubles.TrainsTwice,
+        trainer.CASES,
+        worker(reference_trainer),
+        "a_doubled_train_is_trained_once",
+        "not those of one step",
+    ),
+    Broken(
+        doubles.HidesItsFailures,
+        trainer.CASES,
+        worker(reference_trainer),
+        "an_old_version_is_not_published",
+        "is older than",
+    ),
+    Broken(
+        doubles.ForgetsItsParent,
+        trainer.CASES,
+        worker(reference_trainer),
+        "a_trained_version_is_published",
+        "the one that was told",
+    ),
+    Broken(
+        doubles.ReadsUnverified, weights.CASES, store, "a_flipped_byte_is_never_read", "a damaged bucket is not read"
+    ),
+    Broken(
+        doubles.PublishesUnverified,
+        weights.CASES,
+        store,
+        "a_wrong_bucket_publishes_nothing",
+        "a wrong digest is refused",
+    ),
+    Broken(doubles.GoesBack, weights.CASES, store, "versions_only_grow", "is not newer than"),
+    Broken(doubles.KeepsTheBuffers, weights.CASES, store, "published_bytes_are_the_stores_own", "can be read"),
+    Broken(doubles.SkipsOne, prompts.CASES, source, "a_cursor_resumes_without_skip_or_repeat", "goes on with the next"),
+    Broken(doubles.LiveCursor, prompts.CASES, source, "a_cursor_is_a_value", "a cursor is a value"),
+    Broken(doubles.TakesAnyCursor, prompts.CASES, source, "a_foreign_cursor_is_refused", "was taken"),
+    Broken(doubles.KeepsDeathsQuiet, runtime.CASES, hosting, "a_raising_worker_dies_alone", "`died` follows"),
+    Broken(doubles.TurnsEventsAround, runtime.CASES, hosting, "order_is_kept", "keep their order"),
+    Broken(doubles.NeverStops, runtime.CASES, hosting, "a_stopped_worker_is_silent", "nothing is heard of"),
+    Broken(
+        doubles.AnswersInside, runtime.CASES, hosting, "the_listener_is_called_on_the_loop", "never called from inside"
+    ),
+    Broken(doubles.FlushesLater, sink.CASES, writing, "flush_covers_what_came_before", "durable after `flush`"),
+    Broken(doubles.ForgetsTheRest, sink.CASES, writing, "close_flushes", "durable after `flush`"),
+    Broken(doubles.DropsWhenFull, sink.CASES, writing, "append_never_blocks", "each event once"),
+    Broken(doubles.HidesFullDisk, sink.CASES, writing, "failures_are_raised_by_flush", "but it returned"),
+]
+
+
+def failures(broken: Broken, scratch: Path) -> dict[str, str]:
+    """The cases that say that a promise is broken, and what they say; any other error is an error of the suite."""
+    failed = {}
+    for index, case in enumerate(broken.cases):
+        folder = scratch / str(index)
+        folder.mkdir()
+        harness = broken.harness(broken.double, folder)
+        try:
+            result: Coroutine[Any, Any, None] | None = case.run(harness)
+            if inspect.iscoroutine(result):
+                harness.run(result)
+        except ConformanceError as error:
+            failed[case.name] = str(error)
+        except NotApplicable:
+            continue
+    return failed
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.double.__name__)
+def test_the_suite_notices(broken: Broken, tmp_path: Path) -> None:
+    failed = failures(broken, tmp_path)
+    assert broken.says in failed.get(broken.expected, "it passed")
+    assert len(failed) < len(broken.cases), "a suite that fails as a whole does not say what is broken"
+
+
+def test_the_unbroken_sink_conforms(tmp_path: Path) -> None:
+    """The one fake that exists for its doubles only is right itself."""
+    unbroken = Broken(doubles.ListSink, sink.CASES, writing, "", "")
+    assert failures(unbroken, tmp_path) == {}

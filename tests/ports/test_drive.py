@@ -1,0 +1,111 @@
+"""The drive of the worker suites: time, waiting, and that a bad worker is told and never a hang."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from rollart.ports.conformance import drive as drive_module
+from rollart.ports.conformance.case import ConformanceError
+from rollart.ports.conformance.drive import WorkerDrive
+from rollart.ports.conformance.echo import EchoWorker, question
+from rollart.ports.worker import Advance, Worker
+from rollart.types.messages import RewardInfo, Scored, WorkerCommand
+
+
+def echo(wake: Callable[[], None]) -> Worker:
+    return EchoWorker({}, wake)
+
+
+class Restless:
+    """Asks to be called at once, for ever, and says nothing."""
+
+    def info(self) -> RewardInfo:
+        return RewardInfo(slots=1)
+
+    def post(self, commands: Sequence[WorkerCommand]) -> None:
+        pass
+
+    def advance(self, now: float) -> Advance:
+        return Advance([], now)
+
+    def close(self) -> None:
+        pass
+
+
+class Blocking(Restless):
+    """Never comes back from `advance`."""
+
+    def advance(self, now: float) -> Advance:
+        threading.Event().wait()
+        return super().advance(now)
+
+
+def test_virtual_time_jumps() -> None:
+    with WorkerDrive(echo, virtual=True) as drive:
+        drive.send(question("later/1", seconds=1000.0), question("echo/1"))
+        began = time.monotonic()
+        event = drive.until(lambda event: isinstance(event, Scored) and event.key == "later/1")
+        assert isinstance(event, Scored)
+        assert drive.now() == event.value == 1000.0
+        assert time.monotonic() - began < 5.0
+        assert drive.heard_at == [0.0, 1000.0]
+
+
+def test_virtual_time_passes_without_work() -> None:
+    with WorkerDrive(echo, virtual=True) as drive:
+        drive.run_for(3.0)
+        assert drive.now() == 3.0
+        drive.send(question("later/1", seconds=10.0))
+        drive.run_for(4.0)
+        assert (drive.now(), drive.events) == (7.0, [])
+
+
+@pytest.mark.parametrize("key", ["later/1", "wake/1"])
+def test_real_time_waits_for_clock_and_threads(key: str) -> None:
+    with WorkerDrive(echo, virtual=False) as drive:
+        drive.send(question(key, seconds=0.02))
+        assert drive.until(Scored).key == key
+
+
+def test_until_looks_after_a_place() -> None:
+    with WorkerDrive(echo, virtual=True) as drive:
+        drive.send(question("echo/1"))
+        drive.settle()
+        place = drive.mark()
+        drive.send(question("echo/2"))
+        assert drive.until(Scored).key == "echo/1"
+        assert drive.until(Scored, after=place).key == "echo/2"
+
+
+@pytest.mark.parametrize("virtual", [True, False])
+def test_a_worker_that_never_answers(virtual: bool) -> None:
+    with WorkerDrive(echo, virtual=virtual) as drive, pytest.raises(ConformanceError, match="did not come within"):
+        drive.until(Scored, within_s=0.02)
+
+
+def test_a_worker_that_never_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drive_module, "MAX_SLICES", 100)
+    with WorkerDrive(lambda _wake: Restless(), virtual=True) as drive:
+        drive.send(question("echo/1"))
+        with pytest.raises(ConformanceError, match="did not come"):
+            drive.until(Scored)
+        with pytest.raises(ConformanceError, match="never comes to rest"):
+            drive.settle()
+        with pytest.raises(ConformanceError, match="took 100 slices"):
+            drive.run_for(1.0)
+
+
+def test_a_worker_that_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drive_module, "CALL_PATIENCE_S", 0.05)
+    with WorkerDrive(lambda _wake: Blocking(), virtual=True) as drive:
+        drive.send(question("echo/1"))
+        with pytest.raises(ConformanceError, match=r"no call of a worker blocks, but advance\(\)"):
+            drive.until(Scored)
+
+
+def test_a_worker_that_raises() -> None:
+    with WorkerDrive(echo, virtual=True) as drive, pytest.raises(ConformanceError, match="raised in post") as told:
+        drive.send(question("post/1"))
+    assert told.value.__cause__ is not None

@@ -1,0 +1,13 @@
+"""Every engine keeps the promises of its port."""
+
+import pytest
+from harnesses import ENGINES, run
+
+from rollart.ports.conformance.case import Case
+from rollart.ports.conformance.engine import CASES, EngineHarness
+
+
+@pytest.mark.parametrize("implementation", ENGINES)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_conforms(case: Case[EngineHarness, None], implementation: str) -> None:
+    run(case, ENGINES[implementation]())

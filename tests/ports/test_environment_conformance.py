@@ -1,0 +1,13 @@
+"""Every environment worker keeps the promises of its port."""
+
+import pytest
+from harnesses import ENVIRONMENTS, run
+
+from rollart.ports.conformance.case import Case
+from rollart.ports.conformance.environment import CASES, EnvironmentHarness
+
+
+@pytest.mark.parametrize("implementation", ENVIRONMENTS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_conforms(case: Case[EnvironmentHarness, None], implementation: str) -> None:
+    run(case, ENVIRONMENTS[implementation]())

@@ -1,0 +1,13 @@
+"""Every prompt source keeps the promises of its port."""
+
+import pytest
+from harnesses import PROMPT_SOURCES, run
+
+from rollart.ports.conformance.case import Case
+from rollart.ports.conformance.prompts import CASES, PromptSourceHarness
+
+
+@pytest.mark.parametrize("implementation", PROMPT_SOURCES)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_conforms(case: Case[PromptSourceHarness, None], implementation: str) -> None:
+    run(case, PROMPT_SOURCES[implementation]())

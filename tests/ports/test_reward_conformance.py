@@ -1,0 +1,13 @@
+"""Every reward worker keeps the promises of its port."""
+
+import pytest
+from harnesses import REWARDS, run
+
+from rollart.ports.conformance.case import Case
+from rollart.ports.conformance.reward import CASES, RewardHarness
+
+
+@pytest.mark.parametrize("implementation", REWARDS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_conforms(case: Case[RewardHarness, None], implementation: str) -> None:
+    run(case, REWARDS[implementation]())

@@ -1,0 +1,21 @@
+"""Every runtime keeps the promises of its port."""
+
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harnesses import RUNTIMES
+
+from rollart.ports.conformance.case import Case, NotApplicable
+from rollart.ports.conformance.runtime import CASES, RuntimeHarness
+
+
+@pytest.mark.parametrize("implementation", RUNTIMES)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_conforms(case: Case[RuntimeHarness, Coroutine[Any, Any, None]], implementation: str, tmp_path: Path) -> None:
+    harness = RUNTIMES[implementation](tmp_path)
+    try:
+        harness.run(case.run(harness))
+    except NotApplicable as reason:
+        pytest.skip(str(reason))

@@ -1,0 +1,13 @@
+"""Every trainer keeps the promises of its port."""
+
+import pytest
+from harnesses import TRAINERS, run
+
+from rollart.ports.conformance.case import Case
+from rollart.ports.conformance.trainer import CASES, TrainerHarness
+
+
+@pytest.mark.parametrize("implementation", TRAINERS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_conforms(case: Case[TrainerHarness, None], implementation: str) -> None:
+    run(case, TRAINERS[implementation]())

@@ -1,0 +1,92 @@
+from collections import deque
+
+import pytest
+
+from rollart.tasks.frozenlake import HINT, FrozenLake
+from rollart.types.errors import EnvironmentFault
+from rollart.types.trajectory import Prompt
+
+MOVES = {"L": (0, -1), "D": (1, 0), "R": (0, 1), "U": (-1, 0)}
+
+
+def prompt(seed):
+    return Prompt(str(seed), "frozenlake", seed)
+
+
+def picture(step):
+    return step.observation.splitlines()[-4:]
+
+
+def where(rows):
+    return next((r, row.index("A")) for r, row in enumerate(rows) if "A" in row)
+
+
+def way(rows, target):
+    """The shortest list of moves over ice to the first cell of a kind."""
+    start = where(rows)
+    queue = deque([(start, "")])
+    seen = {start}
+    while queue:
+        (r, c), moves = queue.popleft()
+        if rows[r][c] == target:
+            return moves
+        if rows[r][c] == "H":
+            continue
+        for letter, (dr, dc) in MOVES.items():
+            there = (r + dr, c + dc)
+            if there not in seen and 0 <= there[0] < 4 and 0 <= there[1] < 4:
+                seen.add(there)
+                queue.append((there, moves + letter))
+    return None
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_map_has_a_way_to_the_goal(seed):
+    lake = FrozenLake()
+    moves = way(picture(lake.reset(prompt(seed))), "G")
+    for move in moves[:-1]:
+        step = lake.step(move)
+        assert (step.reward, step.done) == (0.0, False)
+    step = lake.step(moves[-1])
+    assert (step.reward, step.done, step.truncated) == (1.0, True, False)
+
+
+def test_a_hole_ends_it_without_reward():
+    lake = FrozenLake()
+    seed, moves = next(
+        (seed, moves) for seed in range(20) if (moves := way(picture(lake.reset(prompt(seed))), "H")) is not None
+    )
+    lake.reset(prompt(seed))
+    for move in moves:
+        step = lake.step(move)
+    assert (step.reward, step.done) == (0.0, True)
+
+
+def test_the_seed_is_the_map():
+    pictures = {FrozenLake().reset(prompt(seed)).observation for seed in range(10)}
+    assert len(pictures) > 5
+    assert FrozenLake().reset(prompt(3)) == FrozenLake().reset(prompt(3))
+
+
+def test_the_first_letter_counts_and_nonsense_is_answered():
+    lake = FrozenLake()
+    first = lake.reset(prompt(3))
+    assert picture(first)[0][0] == "A"
+    for nonsense in ("", "hm", "\N{REPLACEMENT CHARACTER}", "left"):
+        step = lake.step(nonsense)
+        assert step.observation.startswith(HINT)
+        assert picture(step) == picture(first)
+        assert (step.reward, step.done) == (0.0, False)
+    assert where(picture(lake.step("I go D, not R"))) == (1, 0)
+    assert where(picture(lake.step("U"))) == (0, 0)
+    assert where(picture(lake.step("L"))) == (0, 0)
+
+
+def test_it_can_be_closed_at_any_time():
+    lake = FrozenLake()
+    lake.close()
+    with pytest.raises(EnvironmentFault, match="reset"):
+        lake.step("R")
+    lake.reset(prompt(1))
+    lake.close()
+    lake.close()
