@@ -278,7 +278,7 @@ def test_an_update_voids_idle_sessions_without_a_miss() -> None:
     assert driver.worker.kv_tokens == 0  # type: ignore[attr-defined]
     driver.send(add(2, 1, prefix=300, new=10))
     driver.run()
-    assert turn(driver, 2)[1].usage == TurnUsage(prefilled=10, cached=300, recomputed=300)
+    assert turn(driver, 2)[1].usage == TurnUsage(prefilled=10, cached=0, recomputed=300)
     driver.send(add(3, 1, prefix=410, new=10))
     driver.run()
     assert turn(driver, 3)[1].usage == TurnUsage(prefilled=10, cached=410, recomputed=0)

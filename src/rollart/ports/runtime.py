@@ -35,7 +35,10 @@ class Runtime(Protocol):
         ...
 
     def spawn(self, worker: WorkerId, role: Role, factory: str, settings: Mapping[str, Any]) -> None:
-        """Start a worker; `joined` or `died` follows. The id must be new."""
+        """Start a worker; `joined` or `died` follows, the latter for a bad factory path too.
+
+        The id must be new: a used one raises `InvariantBroken`.
+        """
         ...
 
     def post(self, worker: WorkerId, commands: Sequence[WorkerCommand]) -> None:
@@ -43,7 +46,7 @@ class Runtime(Protocol):
         ...
 
     def stop(self, worker: WorkerId) -> None:
-        """End a worker; nothing is heard of it any more."""
+        """End a worker; nothing is heard of it any more. One that is gone: nothing happens."""
         ...
 
     async def close(self) -> None:

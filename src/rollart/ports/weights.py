@@ -26,9 +26,9 @@ class WeightStore(Protocol):
         ...
 
     def newest(self) -> Version | None:
-        """The newest version, None before the first."""
+        """The newest version held, None if there is none."""
         ...
 
     def drop(self, version: Version) -> None:
-        """Forget a version; unknown ones are ignored."""
+        """Forget a version; unknown ones are ignored. What may be published still has to be newer than it was."""
         ...

@@ -5,8 +5,7 @@ waited); its tokens are told once, in `Progress` or there, and each carries the 
 step ended. Three parts do the work: `batching` says when requests end, `kvcache` who holds KV and who fits, and this
 module speaks the protocol and keeps the versions.
 
-A turn's `usage` holds `prefilled + cached` = its prompt, where `cached` is the prefix that the session was known to
-hold; what was computed is `prefilled + recomputed`.
+What a turn computed is `prefilled + recomputed` of its `usage`.
 """
 
 import math
@@ -257,10 +256,11 @@ class SimEngine:
             if session is None:
                 session = cache.open(add.session)
             else:
-                request.cached = prefix
                 if cache.is_void(session):
                     request.recomputed = prefix
                     held = 0
+                else:
+                    request.cached = prefix
             request.session = session
             self._batch.join(request, held)
 
@@ -278,7 +278,7 @@ class SimEngine:
         self._arm_progress(now)
 
     def _done(self, request: Request, sampled: int, finish: FinishReason, events: list[WorkerEvent]) -> None:
-        usage = TurnUsage(request.context - request.cached, request.cached, request.recomputed)
+        usage = TurnUsage(request.context - request.add.prefix_length, request.cached, request.recomputed)
         events.append(TurnDone(request.id, request.take(sampled, self._serving()), finish, usage))
         self._remember(request.id)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollart.ports.worker import Advance
-from rollart.sim.workload import Attempts, Episode, Workload
+from rollart.sim.workload import Episode, Workload
 from rollart.types.errors import InvariantBroken
 from rollart.types.ids import TrajectoryId
 from rollart.types.messages import (
@@ -46,15 +46,12 @@ class SimEnvironments:
     """The environments of one task. Settings:
 
     task: str    profile: TaskProfile    slots: int    seed: int
-    attempts: Attempts    optional: one ledger for all environment workers, so that a retry elsewhere is a new attempt
     """
 
     def __init__(self, settings: Mapping[str, Any], _wake: Callable[[], None]) -> None:
         self._task: str = settings["task"]
         self._slots: int = settings["slots"]
         self._workload = Workload(self._task, settings["profile"], settings["seed"])
-        attempts: Attempts | None = settings.get("attempts")
-        self._attempts = Attempts() if attempts is None else attempts
         self._episodes: dict[TrajectoryId, _Open] = {}
         self._in_slot: dict[int, _Open] = {}
         self._due: list[tuple[float, int, _Open, EnvironmentEvent]] = []
@@ -101,9 +98,7 @@ class SimEnvironments:
         before = self._in_slot.get(reset.slot)
         if before is not None:
             self._close(before.id)
-        prompt_seed = reset.prompt.seed
-        attempt = self._attempts.number(prompt_seed, reset.member, reset.episode)
-        script = self._workload.episode(prompt_seed, reset.member, attempt)
+        script = self._workload.episode(reset.prompt.seed, reset.member)
         episode = _Open(reset.episode, reset.slot, script)
         self._episodes[reset.episode] = self._in_slot[reset.slot] = episode
         answer: EnvironmentEvent

@@ -52,8 +52,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     @property
     def _clock_resolution(self) -> float:
-        """asyncio runs a timer when `when < time + resolution`. Jumps land exactly on `when`, so the smallest step that a
-        float can take keeps a timer from running early, and from never running at large times."""
+        """asyncio runs a timer when `when < time + resolution`. Jumps land exactly on `when`, so the smallest step of a
+        float keeps a timer from running early, and from never running at large times."""
         return math.ulp(self._now)
 
     @_clock_resolution.setter

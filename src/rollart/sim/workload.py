@@ -1,15 +1,14 @@
 """What a task asks of the system: lengths, turns, latencies, failures, all drawn by key.
 
 Every draw is keyed by what it is about (task, prompt seed, member, turn), never by trajectory id or order of arrival:
-however a run is scheduled, member m of prompt p has the same number of turns with the same lengths. Latencies and
-failures of the environment are also keyed by the attempt: a second container is another one, so trying again helps.
+however a run is scheduled, member m of prompt p has the same number of turns with the same lengths, latencies and
+failures. A member that is replaced gets a new number, so trying again helps.
 """
 
 from pydantic import Field
 
 from rollart.config.base import Strict
 from rollart.sim.draws import Distribution, mix, stable_int, uniform
-from rollart.types.ids import TrajectoryId
 
 # The streams of an episode; a per-turn draw has index turn · _STREAMS + stream.
 _STREAMS = 8
@@ -38,26 +37,6 @@ class TaskProfile(Strict):
     """Share of episodes that end with reward 1; the others end with 0."""
 
 
-class Attempts:
-    """How often each member of each prompt was started; one ledger for all environment workers of a run."""
-
-    def __init__(self) -> None:
-        self._seen: dict[tuple[int, int], tuple[TrajectoryId, int]] = {}
-
-    def number(self, prompt_seed: int, member: int, episode: TrajectoryId) -> int:
-        """0 for the first episode of that member, 1 for the next; the same again for the same episode."""
-        key = (prompt_seed, member)
-        seen = self._seen.get(key)
-        if seen is None:
-            self._seen[key] = (episode, 0)
-            return 0
-        if seen[0] == episode:
-            return seen[1]
-        number = seen[1] + 1
-        self._seen[key] = (episode, number)
-        return number
-
-
 class Workload:
     """A profile with its seed: the task as the simulated workers see it."""
 
@@ -82,20 +61,19 @@ class Workload:
         """A reward call knows no member; the number of turns stands in for it."""
         return self._draw_reward_s(mix(self._rewards, prompt_seed), turns)
 
-    def episode(self, prompt_seed: int, member: int, attempt: int) -> "Episode":
-        return Episode(self, prompt_seed, member, attempt)
+    def episode(self, prompt_seed: int, member: int) -> "Episode":
+        return Episode(self, prompt_seed, member)
 
 
 class Episode:
     """The script of one episode."""
 
-    __slots__ = ("_attempt", "_key", "_prompt", "_workload", "turns")
+    __slots__ = ("_key", "_prompt", "_workload", "turns")
 
-    def __init__(self, workload: Workload, prompt_seed: int, member: int, attempt: int) -> None:
+    def __init__(self, workload: Workload, prompt_seed: int, member: int) -> None:
         self._workload = workload
         self._prompt = mix(workload.seed, prompt_seed)
         self._key = mix(self._prompt, member)
-        self._attempt = mix(self._key, attempt)
         self.turns = _count(workload.draw_turns(self._key, _TURNS))
 
     def prompt_tokens(self) -> int:
@@ -109,18 +87,18 @@ class Episode:
         return 1.0 if uniform(self._key, _SUCCESS) < self._workload.profile.success else 0.0
 
     def reset_s(self) -> float:
-        return self._workload.draw_reset_s(self._attempt, _LATENCY)
+        return self._workload.draw_reset_s(self._key, _LATENCY)
 
     def step_s(self, turn: int) -> float:
-        return self._workload.draw_step_s(self._attempt, turn * _STREAMS + _LATENCY)
+        return self._workload.draw_step_s(self._key, turn * _STREAMS + _LATENCY)
 
     def reset_fails(self) -> bool:
         share = self._workload.profile.reset_failure
-        return share > 0 and uniform(self._attempt, _FAILURE) < share
+        return share > 0 and uniform(self._key, _FAILURE) < share
 
     def step_fails(self, turn: int) -> bool:
         share = self._workload.profile.step_failure
-        return share > 0 and uniform(self._attempt, turn * _STREAMS + _FAILURE) < share
+        return share > 0 and uniform(self._key, turn * _STREAMS + _FAILURE) < share
 
 
 def _count(value: float) -> int:

@@ -51,7 +51,10 @@ class Add(msgspec.Struct, frozen=True):
 
 
 class Abort(msgspec.Struct, frozen=True):
-    """End a request; answered by `TurnDone(ABORTED)` with what was generated. Unknown requests are ignored."""
+    """End a request; answered by `TurnDone(ABORTED)` with what was generated, while suspended too.
+
+    Unknown requests are ignored.
+    """
 
     request: RequestId
 
@@ -71,13 +74,17 @@ class Resume(msgspec.Struct, frozen=True):
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """Fetch and verify a version beside the one in service, while generation goes on."""
+    """Fetch a version beside the one in service, while generation goes on; verified by the digests of this manifest."""
 
     manifest: Manifest
 
 
 class Update(msgspec.Struct, frozen=True):
-    """Between two steps, serve the staged version from now on."""
+    """Between two steps, serve the staged version from now on; answered while suspended too.
+
+    A version that is not staged, or is older than the one in service, is answered by `StageFailed` and changes
+    nothing; the one in service is answered by `Updated` again.
+    """
 
     version: Version
 
@@ -97,7 +104,11 @@ class FinishReason(enum.Enum):
 
 
 class TurnUsage(msgspec.Struct, frozen=True, array_like=True):
-    """What a turn cost, in tokens. `recomputed` is KV computed again because an update made it void."""
+    """What a turn cost, in tokens. `recomputed` is KV computed again because an update made it void.
+
+    At the start of a turn each token of its prompt is exactly one of the three; recomputation in mid-turn adds to
+    `recomputed`.
+    """
 
     prefilled: int = 0
     cached: int = 0
@@ -114,7 +125,7 @@ class TurnDone(msgspec.Struct, frozen=True):
 
 
 class PrefixMiss(msgspec.Struct, frozen=True):
-    """The session's prefix is not here; send the request again with the whole."""
+    """The session's prefix is not here and the request is forgotten; send the whole, under the same id or a new one."""
 
     request: RequestId
 
@@ -182,7 +193,10 @@ class EngineInfo(msgspec.Struct, frozen=True):
 
 
 class Reset(msgspec.Struct, frozen=True):
-    """Start an episode in one of the worker's environments: a fresh one, whatever was there before is closed."""
+    """Start an episode in one of the worker's environments: a fresh one, whatever was there before is closed.
+
+    A slot that does not exist is answered by `EnvironmentFailed`.
+    """
 
     episode: TrajectoryId
     slot: int
@@ -191,7 +205,10 @@ class Reset(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """Act. `action` is what the engine sampled in this turn; the environment decodes it beside itself."""
+    """Act. `action` is what the engine sampled in this turn, counted from 1; decoded beside the environment.
+
+    Of an episode that is unknown, closed or replaced: answered by `EnvironmentFailed`.
+    """
 
     episode: TrajectoryId
     turn: int
@@ -297,7 +314,7 @@ class Train(msgspec.Struct, frozen=True):
 
 
 class Publish(msgspec.Struct, frozen=True):
-    """Write the current weights to the store as `version`."""
+    """Write the current weights to the store as `version`. Asked again, answered alike; an older one is refused."""
 
     version: Version
 
