@@ -7,8 +7,6 @@ from parts import Driver
 
 from rollart.backends.environments.codec import END_OF_TURN, EPISODE_START, ByteCodec
 from rollart.backends.environments.host import EnvironmentHost
-from rollart.ports.conformance import environment as suite
-from rollart.ports.conformance.case import NotApplicable
 from rollart.ports.environment import TextStep
 from rollart.types.errors import RequestError
 from rollart.types.messages import Close, EnvironmentFailed, EnvironmentInfo, Observed, Reset, Step
@@ -128,28 +126,6 @@ def one(driver, command):
 
 def started(driver, episode=1, slot=0, **data):
     assert isinstance(one(driver, reset(episode, slot, **data)), Observed)
-
-
-@pytest.mark.parametrize("case", suite.CASES, ids=str)
-def test_conformance(case):
-    def build(name):
-        settings = {"task": "conformance", "environment": f"{__name__}:{name}", "slots": 3, "max_turns": 6}
-        return lambda wake: EnvironmentHost(settings, wake)
-
-    harness = suite.EnvironmentHarness(
-        build=build("Counting"),
-        prompt=lambda index: Prompt(f"p{index}", "conformance", index),
-        action=lambda turn: Segment.of([*f"word {turn}".encode(), END_OF_TURN]),
-        virtual=False,
-        max_steps=6,
-        failing_reset=build("NoReset"),
-        failing_step=build("NoStep"),
-        executed=lambda: len(EXECUTED),
-    )
-    try:
-        case.run(harness)
-    except NotApplicable as reason:
-        pytest.skip(str(reason))
 
 
 def test_an_episode_in_tokens():

@@ -9,8 +9,6 @@ from rollart.backends.engines.reference import ReferenceEngine
 from rollart.backends.engines.sampling import sample_chunk
 from rollart.backends.models import token_logprobs
 from rollart.backends.stores.memory import MemoryStore
-from rollart.ports.conformance import engine as suite
-from rollart.ports.conformance.case import NotApplicable
 from rollart.types.messages import (
     Abort,
     Add,
@@ -86,26 +84,6 @@ def training_logprobs(model, context, tokens, temperature):
     with torch.no_grad():
         logits = model(ids[None, :-1]).logits[0]
     return token_logprobs(logits, ids[1:], temperature)[-len(tokens) :].numpy()
-
-
-@pytest.mark.parametrize("case", suite.CASES, ids=str)
-def test_conformance(case):
-    store = Damaged()
-    harness = suite.EngineHarness(
-        build=lambda wake: ReferenceEngine(
-            {"model": TINY, "store": store, "slots": 3, "max_context": 256, "chunk_tokens": 4}, wake
-        ),
-        publish=lambda version: publish(store, version),
-        tokens=lambda length: Segment.of([(7 * index) % 256 for index in range(length)]),
-        virtual=False,
-        corrupt=lambda manifest: store.bad.add(manifest.version),
-        every_token=tuple(range(VOCABULARY)),
-        long_turn=48,
-    )
-    try:
-        case.run(harness)
-    except NotApplicable as reason:
-        pytest.skip(str(reason))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])

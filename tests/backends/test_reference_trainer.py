@@ -11,8 +11,6 @@ from rollart.backends.models import build_model, token_logprobs
 from rollart.backends.stores.memory import MemoryStore
 from rollart.backends.stores.tensors import unpack
 from rollart.backends.trainers.reference import ReferenceTrainer
-from rollart.ports.conformance import trainer as suite
-from rollart.ports.conformance.case import NotApplicable
 from rollart.types.errors import RequestError
 from rollart.types.messages import Publish, Published, Sampling, Train, Trained, TrainerFailed
 from rollart.types.tokens import Generated, Segment, TokenSequence, VersionRun
@@ -60,22 +58,6 @@ def action_logprob(model, log):
     with torch.no_grad():
         logprobs = token_logprobs(model(ids[None, :-1]).logits[0], ids[1:], 1.0)
     return logprobs[torch.tensor(log.action_mask()[1:])].mean().item()
-
-
-@pytest.mark.parametrize("case", suite.CASES, ids=str)
-def test_conformance(case):
-    store = MemoryStore()
-    harness = suite.TrainerHarness(
-        build=lambda wake: ReferenceTrainer({**SETTINGS, "store": store}, wake),
-        store=store,
-        batch=batch,
-        virtual=False,
-        bad_batch=(sample(1, math.nan),),
-    )
-    try:
-        case.run(harness)
-    except NotApplicable as reason:
-        pytest.skip(str(reason))
 
 
 def test_the_loss_is_the_formula():

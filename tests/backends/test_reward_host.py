@@ -7,8 +7,6 @@ from parts import Driver
 
 from rollart.backends.rewards.functions import episode_return
 from rollart.backends.rewards.host import RewardHost
-from rollart.ports.conformance import reward as suite
-from rollart.ports.conformance.case import NotApplicable
 from rollart.types.messages import RewardInfo, Score, Scored, ScoreFailed
 from rollart.types.trajectory import Prompt
 
@@ -51,22 +49,6 @@ def score(key, artifact=b"good", rewards=()):
 
 def host(function=f"{__name__}:judge", **settings):
     return Driver(RewardHost, {"function": function, **settings})
-
-
-@pytest.mark.parametrize("case", suite.CASES, ids=str)
-def test_conformance(case):
-    harness = suite.RewardHarness(
-        build=lambda wake: RewardHost({"function": f"{__name__}:judge"}, wake),
-        question=lambda index: score(index, b"x" * index),
-        virtual=False,
-        failing=score("failing", b"raise"),
-        not_finite=tuple(score(name, name.encode()) for name in VALUES),
-        calls=lambda: len(CALLS),
-    )
-    try:
-        case.run(harness)
-    except NotApplicable as reason:
-        pytest.skip(str(reason))
 
 
 def test_the_return_is_the_sum_of_the_rewards():

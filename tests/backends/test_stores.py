@@ -8,8 +8,6 @@ from parts import V1, V2, V3, publish, tiny_model
 
 from rollart.backends.stores.memory import MemoryStore
 from rollart.backends.stores.tensors import pack, unpack, verify_fit
-from rollart.ports.conformance import weights as suite
-from rollart.ports.conformance.case import NotApplicable
 from rollart.types.errors import DigestMismatch, RequestError, VersionMissing, WeightError
 from rollart.types.weights import verify_bucket
 
@@ -150,19 +148,3 @@ def test_tensors_of_another_model_do_not_fit():
 def test_a_row_larger_than_a_bucket_is_refused():
     with pytest.raises(RequestError, match="bucket_bytes"):
         packed({"a": torch.ones(2, 100)}, 64)
-
-
-@pytest.mark.parametrize("case", suite.CASES, ids=str)
-def test_conformance(case):
-    store = MemoryStore()
-
-    def corrupt(version, index):
-        manifest, buckets = store._versions[version]
-        damaged = list(buckets)
-        damaged[index] = bytes([damaged[index][0] ^ 1]) + damaged[index][1:]
-        store._versions[version] = (manifest, tuple(damaged))
-
-    try:
-        case.run(suite.WeightStoreHarness(store=store, corrupt=corrupt))
-    except NotApplicable as reason:
-        pytest.skip(str(reason))

@@ -7,8 +7,6 @@ import time
 import pytest
 
 from rollart.distributed.inline import InlineRuntime
-from rollart.ports.conformance import runtime as suite
-from rollart.ports.conformance.case import NotApplicable
 from rollart.ports.factory import load
 from rollart.ports.worker import Advance
 from rollart.types.errors import InvariantBroken, RequestError
@@ -147,15 +145,6 @@ def run(test, **options):
             await runtime.close()
 
     asyncio.run(main())
-
-
-@pytest.mark.parametrize("case", suite.CASES, ids=str)
-def test_conformance(case, tmp_path):
-    harness = suite.RuntimeHarness(build=InlineRuntime, run=asyncio.run, scratch=tmp_path)
-    try:
-        harness.run(case.run(harness))
-    except NotApplicable as reason:
-        pytest.skip(str(reason))
 
 
 def spawn(runtime, worker, **settings):

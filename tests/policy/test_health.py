@@ -424,6 +424,7 @@ news = st.lists(
         st.sampled_from(["failed", "failed", "succeeded", "started"]),
         st.sampled_from([0.0, 0.5, 1.0, 7.0, 50.0, 100.0]),
     ),
+    min_size=20,
     max_size=60,
 )
 

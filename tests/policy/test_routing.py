@@ -545,8 +545,8 @@ class Model:
         self.requests.append((trajectory, worker))
 
 
-@settings(max_examples=400)
-@given(st.lists(events, max_size=80))
+@settings(max_examples=200)
+@given(st.lists(events, min_size=20, max_size=80))
 def test_the_rules_hold_in_any_history(history: list[tuple]) -> None:  # type: ignore[type-arg]
     model = Model()
     for event in history:

@@ -165,6 +165,7 @@ steps = st.lists(
         st.tuples(st.just("close"), st.integers(0, 200)),
         st.tuples(st.just("expire"), st.integers(0, 4)),
     ),
+    min_size=20,
     max_size=300,
 )
 

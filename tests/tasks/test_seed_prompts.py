@@ -1,32 +1,11 @@
 import pytest
 
-from rollart.ports.conformance import prompts as suite
-from rollart.ports.conformance.case import NotApplicable
 from rollart.tasks.prompts import SeedPrompts, held_out
 from rollart.types.errors import RequestError
 
 
 def seeds(source, count):
     return [source.next().seed for _ in range(count)]
-
-
-@pytest.mark.parametrize("case", suite.CASES, ids=str)
-def test_conformance(case):
-    harness = suite.PromptSourceHarness(
-        build=lambda: SeedPrompts("t", 100, 7),
-        task="t",
-        pass_length=7,
-        foreign=(
-            lambda: SeedPrompts("other", 100, 7),
-            lambda: SeedPrompts("t", 101, 7),
-            lambda: SeedPrompts("t", 100, 8),
-            lambda: SeedPrompts("t", 100, 7, shuffle_seed=1),
-        ),
-    )
-    try:
-        case.run(harness)
-    except NotApplicable as reason:
-        pytest.skip(str(reason))
 
 
 def test_every_pass_has_every_seed_in_an_order_of_its_own():
