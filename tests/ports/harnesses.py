@@ -4,6 +4,7 @@ Each entry builds a fresh harness: a suite's cases share nothing.
 """
 
 import asyncio
+import dataclasses
 import math
 import sqlite3
 import threading
@@ -22,6 +23,7 @@ from rollart.backends.rewards.host import RewardHost
 from rollart.backends.stores.memory import MemoryStore
 from rollart.backends.stores.tensors import pack
 from rollart.backends.trainers.reference import ReferenceTrainer
+from rollart.cli.progress import Narrator
 from rollart.distributed.inline import InlineRuntime
 from rollart.observe.journal import MemoryJournal, SqliteJournal, read_journal
 from rollart.ports.conformance.case import Case, NotApplicable
@@ -38,6 +40,7 @@ from rollart.sim.engine import SimEngine
 from rollart.sim.environment import SimEnvironments
 from rollart.sim.hardware import TINY, WIDE
 from rollart.sim.loop import run_virtual
+from rollart.sim.prompts import CountingPrompts
 from rollart.sim.reward import SimReward
 from rollart.sim.runtime import VirtualRuntime
 from rollart.sim.store import SimStore
@@ -402,7 +405,15 @@ def seed_prompts() -> PromptSourceHarness:
     )
 
 
-PROMPT_SOURCES: dict[str, Callable[[], PromptSourceHarness]] = {"seeds": seed_prompts}
+def counting_prompts() -> PromptSourceHarness:
+    return PromptSourceHarness(
+        build=lambda: CountingPrompts(TASK, 10),
+        task=TASK,
+        foreign=(lambda: CountingPrompts("another", 10), lambda: CountingPrompts(TASK, 11)),
+    )
+
+
+PROMPT_SOURCES: dict[str, Callable[[], PromptSourceHarness]] = {"seeds": seed_prompts, "sim": counting_prompts}
 
 # --- runtimes -------------------------------------------------------------------------------------------------------
 
@@ -444,4 +455,14 @@ def sqlite_journal(scratch: Path) -> EventSinkHarness:
     )
 
 
-SINKS: dict[str, Callable[[Path], EventSinkHarness]] = {"memory": memory_journal, "sqlite": sqlite_journal}
+def narrated_journal(scratch: Path) -> EventSinkHarness:
+    """A sink that tells a person what happens passes everything on."""
+    harness = sqlite_journal(scratch)
+    return dataclasses.replace(harness, build=lambda: Narrator(harness.build(), lambda _line: None, steps=10))
+
+
+SINKS: dict[str, Callable[[Path], EventSinkHarness]] = {
+    "memory": memory_journal,
+    "sqlite": sqlite_journal,
+    "narrated": narrated_journal,
+}

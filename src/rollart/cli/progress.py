@@ -15,7 +15,6 @@ class Narrator:
         self._steps = steps
         self._started_at = 0.0
         self._claimed: dict[int, j.BatchClaimed] = {}
-        self._rewards: dict[int, float] = {}
 
     def append(self, event: j.JournalEvent) -> None:
         self._sink.append(event)
@@ -31,8 +30,6 @@ class Narrator:
 
     def _line(self, event: j.JournalEvent) -> str:
         match event:
-            case j.TrajectoryEnded(reward=reward) if reward is not None:
-                self._rewards[event.trajectory] = reward
             case j.RunStarted():
                 self._started_at = event.at
             case j.BatchClaimed():
@@ -53,13 +50,13 @@ class Narrator:
         return ""
 
     def _step(self, event: j.StepTrained) -> str:
-        claim = self._claimed.pop(event.claim)
-        rewards = [self._rewards.pop(id) for id in claim.trajectories]
-        metrics = " ".join(f"{name} {value:.3g}" for name, value in event.metrics.items() if name in _SHOWN)
-        return (
-            f"step {event.version.step}/{self._steps} at {event.at - self._started_at:.1f} s: weights {event.version}, "
-            f"reward {sum(rewards) / len(rewards):.3f}, staleness ≤ {max(claim.staleness)}, {metrics}"
-        )
+        parts = [f"step {event.version.step}/{self._steps} at {event.at - self._started_at:.1f} s: {event.version}"]
+        claim = self._claimed.pop(event.claim, None)
+        if claim is not None:
+            parts += [f"{task} reward {reward:.3f}" for task, reward in claim.rewards.items()]
+            parts.append(f"staleness ≤ {max(claim.staleness, default=0)}")
+        parts += [f"{name} {event.metrics[name]:.3g}" for name in _SHOWN if name in event.metrics]
+        return ", ".join(parts)
 
 
 _SHOWN = ("loss", "grad_norm", "mismatch", "tokens")

@@ -5,6 +5,7 @@ claims is in the journal, durably, before anybody sees it.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -152,6 +153,7 @@ class SampleBuffer:
                 tuple(steps_between(served, ready.oldest) for ready in taken),
                 tuple(steps_between(trained, ready.oldest) for ready in taken),
                 tuple(trajectory.id for trajectory in trajectories if trajectory.masked),
+                _mean_rewards(trajectories),
             )
         )
         await self._context.sink.flush()
@@ -207,6 +209,13 @@ def _samples(trajectories: Sequence[Trajectory]) -> list[TrainSample]:
         )
         for trajectory, reward, advantage in zip(trajectories, rewards, grpo(rewards), strict=True)
     ]
+
+
+def _mean_rewards(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    rewards: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        rewards.setdefault(trajectory.task, []).append(_reward(trajectory))
+    return {task: math.fsum(values) / len(values) for task, values in rewards.items()}
 
 
 def _reward(trajectory: Trajectory) -> float:

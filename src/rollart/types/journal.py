@@ -181,6 +181,8 @@ class BatchClaimed(Event, frozen=True):
     staleness: tuple[int, ...]
     lag: tuple[int, ...]
     masked: tuple[TrajectoryId, ...] = ()
+    rewards: dict[str, float] = {}
+    """Mean reward per task."""
 
 
 class StepTrained(Event, frozen=True):
