@@ -35,10 +35,14 @@ def show_comparison(console: Console, reports: Sequence[Report]) -> None:
     table.add_row("lag mean / max", *(_mean_max(report.lag) for report in reports))
     table.add_row("tokens wasted", *(f"{report.wasted_token_share:.1%}" for report in reports))
     table.add_row("KV tokens recomputed", *(f"{report.recomputed_tokens / report.steps:,.0f}" for report in reports))
+    for task, classes in reports[-1].placements.items():
+        best = max(classes, key=lambda name: classes[name])
+        shares = [report.placements[task].get(best, 0) / sum(report.placements[task].values()) for report in reports]
+        table.add_row(f"{task} on {best}", *(f"{share:.0%}" for share in shares))
     table.add_section()
     times = [report.engine_seconds_per_step() for report in reports]
-    for cause in _causes(times):
-        name = "engines busy" if cause == "busy" else f"  idle: {_words(cause)}"
+    for cause in causes_of(times):
+        name = "engines busy" if cause == "busy" else f"  idle: {words(cause)}"
         table.add_row(name, *(_seconds(time.get(cause, 0.0)) for time in times))
     console.print(table)
     console.print("What makes the difference, in seconds of the average engine per step:")
@@ -48,10 +52,10 @@ def show_comparison(console: Console, reports: Sequence[Report]) -> None:
 
 def _gap(old: Mapping[str, float], new: Mapping[str, float]) -> str:
     """The causes whose time changed most, largest first."""
-    change = {cause: new.get(cause, 0.0) - old.get(cause, 0.0) for cause in _causes([old, new])}
+    change = {cause: new.get(cause, 0.0) - old.get(cause, 0.0) for cause in causes_of([old, new])}
     largest = max((abs(seconds) for seconds in change.values()), default=0.0)
     told = sorted((c for c in change if abs(change[c]) >= 0.05 * largest > 0), key=lambda c: change[c])
-    return ", ".join(f"{_words(cause)} {change[cause]:+.2f} s" for cause in told) or "no difference"
+    return ", ".join(f"{words(cause)} {change[cause]:+.2f} s" for cause in told) or "no difference"
 
 
 def _figures(report: Report) -> Table:
@@ -74,7 +78,7 @@ def _pools(report: Report) -> Table:
     for pool, seconds in report.pools.items():
         total = sum(seconds.values()) or 1.0
         idle = sorted((cause for cause in seconds if cause != "busy"), key=lambda cause: -seconds[cause])
-        told = [f"{_words(cause)} {seconds[cause] / total:.1%}" for cause in idle if seconds[cause] / total >= 0.0005]
+        told = [f"{words(cause)} {seconds[cause] / total:.1%}" for cause in idle if seconds[cause] / total >= 0.0005]
         engines = report.engines.get(pool)
         name = f"{pool} ({engines} engine{'s' if engines > 1 else ''})" if engines else pool
         table.add_row(name, f"{seconds.get('busy', 0.0) / total:.1%}", ", ".join(told))
@@ -92,7 +96,7 @@ def _counts(report: Report) -> Table:
         f"{report.sampled_tokens:,} sampled, {report.trained_tokens:,} trained, "
         f"{report.prefilled_tokens:,} prefilled, {report.recomputed_tokens:,} recomputed after updates",
     )
-    wasted = ", ".join(f"{_words(cause)} {tokens:,}" for cause, tokens in report.wasted_tokens.items()) or "none"
+    wasted = ", ".join(f"{words(cause)} {tokens:,}" for cause, tokens in report.wasted_tokens.items()) or "none"
     table.add_row("tokens wasted", f"{report.wasted_token_share:.1%}: {wasted}")
     for task, turns in report.placements.items():
         total = sum(turns.values())
@@ -119,13 +123,13 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _causes(times: Sequence[Mapping[str, float]]) -> list[str]:
+def causes_of(times: Sequence[Mapping[str, float]]) -> list[str]:
     """Every cause that took time anywhere, `busy` first."""
     found = {cause: None for time in times for cause, seconds in time.items() if seconds > 1e-9}
     return sorted(found, key=lambda cause: (cause != "busy", cause))
 
 
-def _words(cause: str) -> str:
+def words(cause: str) -> str:
     return cause.replace("_", " ")
 
 
@@ -134,7 +138,7 @@ def _seconds(value: float) -> str:
 
 
 def _list(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{_words(name)} {count:,}" for name, count in counts.items()) or "none"
+    return ", ".join(f"{words(name)} {count:,}" for name, count in counts.items()) or "none"
 
 
 def _histogram(counts: Mapping[int, int]) -> str:

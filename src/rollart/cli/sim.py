@@ -1,12 +1,14 @@
 """`rollart sim`: the whole pipeline in virtual time."""
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 from rich.console import Console
 
+from rollart.cli.picture import comparison_svg
 from rollart.cli.render import show_comparison, show_report
 from rollart.config.modes import Mode
 from rollart.config.suggest import did_you_mean
@@ -24,6 +26,7 @@ def sim(
     mode: Annotated[str, typer.Option(help="sync, sync_plus, one_off, areal, rollart, or all side by side.")] = "",
     seed: Annotated[int | None, typer.Option(help="Another draw of the same world.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key: --set alpha=2. Repeatable.")] = None,
+    svg: Annotated[Path | None, typer.Option(help="With --mode all: write the comparison as a picture.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout and nothing else.")] = False,
 ) -> None:
     """Run a scenario in virtual time and say where the time went.
@@ -42,6 +45,8 @@ def sim(
             raise done.error
         report = make_report(done.events)
         reports[report.mode] = (report, digest(done.events))
+    if svg is not None:
+        svg.write_text(comparison_svg([report for report, _ in reports.values()]), encoding="utf-8")
     if json:
         sys.stdout.write(msgspec.json.encode(_as_json(reports)).decode() + "\n")
         return
