@@ -1,8 +1,9 @@
 """What the controller and its workers say to each other: one type per intent.
 
-Commands go out and events come back in batches (`Runtime.post`, `Worker.advance`). Every command may arrive twice and
-every event may be lost or doubled, so each names what it is about (request, episode and turn, claim, version) and
-receivers ignore what they have seen.
+Commands go out and events come back in batches (`Runtime.post`, `Worker.advance`). While a worker lives, the runtime
+delivers each once and in order (`ports.channel` does that over a link that does not). Each still names what it is about
+(request, episode and turn, claim, version), and receivers ignore what they have seen: what is asked again after a
+deadline, or answered late, changes nothing.
 
     role         commands                                      events
     engine       Add Abort EndSession Suspend Resume           TurnDone PrefixMiss Refused Progress
