@@ -16,6 +16,7 @@ from typing import Any
 from rollart.ports.weights import WeightStore
 from rollart.ports.worker import Advance
 from rollart.sim.batching import NO_TOKENS, Batch, Request
+from rollart.sim.draws import mix, uniform
 from rollart.sim.hardware import Roofline
 from rollart.sim.kvcache import KvCache
 from rollart.sim.workload import Workload
@@ -46,6 +47,9 @@ from rollart.types.messages import (
 from rollart.types.versions import Version
 from rollart.types.weights import Manifest, verify_bucket
 
+_PREFIX = 0x7072656669780000
+"""The stream of prefix-cache hits, apart from those of the workload."""
+
 _REMEMBERED = 4096
 """Ended requests of which a doubled `Add` is still recognised: at least so many, at most twice."""
 
@@ -59,6 +63,7 @@ class SimEngine:
     slots: int               max_context: int        at most the KV memory; requests beyond the slots wait
     kv_on_update: KvOnUpdate | str                   `recompute` (the default) or `keep`
     progress_interval_s: float                       5 by default
+    prefix_hit: float                                share of turns that find their session's prefix; 1 by default
     """
 
     def __init__(self, settings: Mapping[str, Any], _wake: Callable[[], None]) -> None:
@@ -71,6 +76,8 @@ class SimEngine:
         self._max_context = min(int(settings["max_context"]), self._cache.capacity_tokens)
         self._recompute = KvOnUpdate(settings.get("kv_on_update", KvOnUpdate.RECOMPUTE)) is KvOnUpdate.RECOMPUTE
         self._progress_interval_s: float = settings.get("progress_interval_s", 5.0)
+        self._prefix_hit: float = settings.get("prefix_hit", 1.0)
+        self._prefix_key = mix(seed, _PREFIX)
         self._store: WeightStore = settings["store"]
         self._pull_gb_s: float = settings["pull_gb_s"]
 
@@ -192,7 +199,7 @@ class SimEngine:
             events.append(Refused(id, f"{context} tokens leave no room in a context of {self._max_context}"))
         elif sampling.max_tokens < 1:
             events.append(Refused(id, f"max_tokens is {sampling.max_tokens}, a turn has at least one"))
-        elif prefix and self._cache.find(add.session, prefix) is None:
+        elif prefix and (self._cache.find(add.session, prefix) is None or self._lost(add)):
             events.append(PrefixMiss(id))
         else:
             limit = min(sampling.max_tokens, self._max_context - context)
@@ -203,6 +210,13 @@ class SimEngine:
                 request = Request(add, context, limit, FinishReason.LENGTH)
             self._queued[id] = request
             self._queue.append(request)
+
+    def _lost(self, add: Add) -> bool:
+        """Whether the prefix was lost between two turns for reasons beyond this model. Drawn per turn of an episode."""
+        if self._prefix_hit >= 1.0 or uniform(self._prefix_key, add.sampling.seed) < self._prefix_hit:
+            return False
+        self._cache.end(add.session)
+        return True
 
     def _abort(self, id: RequestId, events: list[WorkerEvent]) -> None:
         request = self._queued.pop(id, None)

@@ -31,6 +31,8 @@ class EngineModel(Strict):
     kv_on_update: KvOnUpdate = KvOnUpdate.RECOMPUTE
     pull_gb_s: float = Field(default=20.0, gt=0)
     progress_interval_s: float = Field(default=5.0, gt=0)
+    prefix_hit: float = Field(default=1.0, ge=0, le=1)
+    """Share of turns that still find their session's prefix in the cache; the others compute the whole context."""
 
 
 class TrainerModel(Strict):
