@@ -17,8 +17,7 @@ def grpo(rewards: Sequence[float]) -> list[float]:
         [0.0, 0.0]
     """
     values = np.asarray(rewards, dtype=np.float64)
-    centred = values - values.mean()
-    deviation = values.std(ddof=1) if values.size > 1 else 0.0
-    if deviation == 0.0:
+    # Compared, not computed: the mean of equal numbers may differ from them in the last bit.
+    if not values.size or values.min() == values.max():
         return [0.0] * values.size
-    return [float(a) for a in centred / (deviation + 1e-6)]
+    return [float(a) for a in (values - values.mean()) / (values.std(ddof=1) + 1e-6)]

@@ -51,7 +51,21 @@ def check(model: type[M], data: Mapping[str, Any]) -> M:
         return model.model_validate(data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise _explained(model, first["loc"], first["type"], first["msg"], first.get("input")) from None
+        loc = _keys_of(data, first["loc"])
+        raise _explained(model, loc, first["type"], first["msg"], first.get("input")) from None
+
+
+def _keys_of(data: Any, loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """`loc` without the branch of a union (`model.str`), which is no key of the user's."""
+    here = data
+    for depth, part in enumerate(loc):
+        if isinstance(here, Mapping):
+            here = here.get(part)
+        elif isinstance(here, Sequence) and not isinstance(here, str) and isinstance(part, int):
+            here = here[part] if part < len(here) else None
+        else:
+            return loc[:depth]
+    return loc
 
 
 def _explained(

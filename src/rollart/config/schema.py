@@ -14,7 +14,9 @@ from rollart.types.trajectory import StaleTreatment
 
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(gt=0)]
+PositiveReal = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = PositiveReal
+"""Never infinite: no wait without a deadline."""
 
 
 class BatchSettings(Strict):
@@ -31,7 +33,7 @@ class BatchSettings(Strict):
 class TaskSettings(Strict):
     """One task: its environments, its share of the batch, its hardware, its limits."""
 
-    share: Annotated[float, Field(gt=0)] = 1.0
+    share: PositiveReal = 1.0
     """Relative to the other tasks; every task must come out at a whole number of groups per batch."""
     hardware: str | None = None
     """The class of engine that fits best; None = any."""
@@ -44,7 +46,7 @@ class TaskSettings(Strict):
     max_turn_tokens: Positive = 64
     max_context: Positive = 32768
     """Tokens of one sequence; an episode that reaches it is truncated."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: PositiveReal = 1.0
     stale: StaleTreatment = StaleTreatment.ABORT
     reset_deadline_s: Seconds = 600.0
     step_deadline_s: Seconds = 120.0
@@ -75,9 +77,9 @@ class PoolSettings(Strict):
 class TrainerSettings(Strict):
     """The optimiser, where it matters to a user."""
 
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    learning_rate: PositiveReal = 1e-3
     clip: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    max_grad_norm: PositiveReal = 1.0
 
 
 class Deadlines(Strict):
@@ -102,7 +104,7 @@ class RunConfig(Strict):
     """A whole run."""
 
     name: str = "run"
-    seed: int = 0
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     steps: Positive = 10
     mode: Mode = Mode.ROLLART
     alpha: NotNegative = 1
@@ -133,11 +135,9 @@ class RunConfig(Strict):
 
     def groups_per_batch(self) -> dict[str, int]:
         """How many groups of each task a batch holds; sums up to `groups`."""
-        total = sum(Fraction(task.share).limit_denominator(10_000) for task in self.tasks.values())
-        return {
-            name: int(Fraction(task.share).limit_denominator(10_000) / total * self.groups)
-            for name, task in self.tasks.items()
-        }
+        shares = self._shares()
+        total = sum(shares.values())
+        return {name: int(share / total * self.groups) for name, share in shares.items()}
 
     def hardware_classes(self) -> dict[str, None]:
         """The classes that some pool offers, in order."""
@@ -179,7 +179,14 @@ class RunConfig(Strict):
                 f"{batch.trajectories} trajectories are not whole groups of {batch.group_size}; "
                 f"use {low} or {low + batch.group_size}",
             )
-        shares = {name: Fraction(task.share).limit_denominator(10_000) for name, task in self.tasks.items()}
+        shares = self._shares()
+        for name, share in shares.items():
+            if not share:
+                raise ConfigError(
+                    f"tasks.{name}.share",
+                    f"{self.tasks[name].share:g} is too small: shares count to the 10,000th; leave the task out "
+                    "or raise all shares",
+                )
         total = sum(shares.values())
         for name, share in shares.items():
             groups = share / total * self.groups
@@ -189,6 +196,10 @@ class RunConfig(Strict):
                     f"a share of {float(share / total):.4g} of {self.groups} groups is {float(groups):.4g}, not "
                     f"a whole number; use a batch of {self._smallest_batch(shares)} trajectories or a multiple of it",
                 )
+
+    def _shares(self) -> dict[str, Fraction]:
+        """As written: 0.1 is a tenth, not the nearest binary fraction."""
+        return {name: Fraction(task.share).limit_denominator(10_000) for name, task in self.tasks.items()}
 
     def _smallest_batch(self, shares: dict[str, Fraction]) -> int:
         total = sum(shares.values())
@@ -212,14 +223,18 @@ class RunConfig(Strict):
                 f"one turn of {task.max_turn_tokens} tokens leaves no room in a context of {task.max_context}; "
                 "lower it or raise max_context",
             )
+        for key, (first, past) in (("prompts", task.prompts), ("eval_prompts", task.eval_prompts)):
+            if not 0 <= first < past:
+                raise ConfigError(
+                    f"tasks.{name}.{key}",
+                    f"[{first}, {past}] is no range of seeds; give [first, past-the-last], with first >= 0",
+                )
         overlap = range(max(task.prompts[0], task.eval_prompts[0]), min(task.prompts[1], task.eval_prompts[1]))
         if len(overlap):
             raise ConfigError(
                 f"tasks.{name}.eval_prompts",
                 f"seeds {overlap.start} to {overlap.stop - 1} are also used for training; held-out ones must be apart",
             )
-        if task.prompts[1] <= task.prompts[0]:
-            raise ConfigError(f"tasks.{name}.prompts", "the range of seeds is empty; give [first, past-the-last]")
 
 
 def _no_class(wanted: str, classes: dict[str, None]) -> str:

@@ -59,6 +59,8 @@ class SampleBuffer:
         """Told when a group leaves without being trained."""
         self.needs_changed: Callable[[], None] = lambda: None
         """Told when a task has to fill in for another."""
+        self.claimed: Callable[[], None] = lambda: None
+        """Told when a batch is claimed, before that is durable: what starts from then on is for the next one."""
 
     def ready(self, task: str) -> int:
         return self._book.counts().get(task, 0)
@@ -123,7 +125,7 @@ class SampleBuffer:
         last_resort_s = 2 * max(task.share_deadline_s for task in self._context.config.tasks.values())
         short = ", ".join(f"{task} {count}" for task, count in self.shares.missing(self._book.counts()).items())
         changed = self._changed = self._context.loop.create_future()
-        timer = None if wake is None else self._context.loop.call_at(max(wake, now), self._tell)
+        timer = None if wake is None else self._context.call_at(max(wake, now), self._tell)
         try:
             await self._context.waits.wait(
                 changed, "rollout", f"groups for the batch: {short}", last_resort_s, "the run stops", RunError
@@ -156,6 +158,7 @@ class SampleBuffer:
                 _mean_rewards(trajectories),
             )
         )
+        self.claimed()
         await self._context.sink.flush()
         samples = tuple(sample for entry in entries for sample in _samples(entry.trajectories))
         return Batch(claim, tuple(ready.id for ready in taken), samples)

@@ -1,6 +1,8 @@
 """What every part of the control plane shares: config, clock, journal, waits, nursery and the accounts of time."""
 
 import asyncio
+from collections.abc import Callable
+from typing import TypeVarTuple
 
 from rollart.config.schema import RunConfig
 from rollart.control.accounts import Accounts
@@ -8,6 +10,8 @@ from rollart.control.nursery import Nursery
 from rollart.control.waits import Waits
 from rollart.ports.sink import EventSink
 from rollart.types.journal import JournalEvent
+
+Args = TypeVarTuple("Args")
 
 
 class Context:
@@ -19,8 +23,8 @@ class Context:
         self.sink = sink
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time
-        self.waits = Waits(self.loop)
         self.nursery = Nursery()
+        self.waits = Waits(self.loop, self.nursery.boundary)
         self.accounts = Accounts(self.now())
         self.recorded = 0
         """Events so far: how a stall is noticed."""
@@ -29,3 +33,15 @@ class Context:
         """Append to the journal: the only way in which the state of a run becomes known outside."""
         self.recorded += 1
         self.sink.append(event)
+
+    def call_soon(self, callback: Callable[[*Args], None], *args: *Args) -> None:
+        """Call after this pass of the loop; an error ends the run."""
+        self.loop.call_soon(self._guarded, callback, *args)
+
+    def call_at(self, when: float, callback: Callable[[*Args], None], *args: *Args) -> asyncio.TimerHandle:
+        """Call at a time; an error ends the run."""
+        return self.loop.call_at(when, self._guarded, callback, *args)
+
+    def _guarded(self, callback: Callable[[*Args], None], *args: *Args) -> None:
+        with self.nursery.boundary:
+            callback(*args)

@@ -75,10 +75,10 @@ class EnvironmentPool:
         verdict = self._health.failed(slot.name, now, fault)
         match verdict:
             case Retry(at=at):
-                self._context.loop.call_at(at, self._put_back, slot)
+                self._context.call_at(at, self._put_back, slot)
             case Quarantine(until=until, failures=failures):
                 self._context.record(Quarantined(now, slot.name, failures, until, fault))
-                self._context.loop.call_at(until, self._put_back, slot)
+                self._context.call_at(until, self._put_back, slot)
             case GiveUp():
                 self._context.record(Quarantined(now, slot.name, 0, -1.0, f"given up: {fault}"))
 

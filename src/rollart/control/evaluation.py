@@ -77,7 +77,7 @@ class Evaluation:
             self._ended(task, round)
 
     async def finished(self) -> None:
-        """Return once no round is open. Each episode has deadlines of its own; this one catches the rest."""
+        """Return once no round is open. Each episode has deadlines of its own; this one catches that none ends."""
         deadlines = self._context.config.deadlines
         while self._rounds:
             self._done = self._context.loop.create_future()
@@ -87,11 +87,10 @@ class Evaluation:
 
     def _ended(self, task: str, round: _Round) -> None:
         round.running -= 1
-        if not round.over:
-            return
-        del self._rounds[task]
-        scored = len(round.rewards)
-        mean = math.fsum(round.rewards) / scored if scored else None
-        self._context.record(EvalEnded(self._context.now(), task, round.step, round.episodes, scored, mean))
+        if round.over:
+            del self._rounds[task]
+            scored = len(round.rewards)
+            mean = math.fsum(round.rewards) / scored if scored else None
+            self._context.record(EvalEnded(self._context.now(), task, round.step, round.episodes, scored, mean))
         if self._done is not None and not self._done.done():
             self._done.set_result(None)

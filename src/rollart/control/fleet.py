@@ -86,16 +86,22 @@ class Fleet:
         if spec is None:
             return
         self._context.record(WorkerJoined(self._context.now(), worker))
-        for handler in self._roles.get(spec.role, ()):
-            handler.worker_joined(worker, spec, info)
+        with self._context.nursery.boundary:
+            for handler in self._roles.get(spec.role, ()):
+                handler.worker_joined(worker, spec, info)
 
     def events(self, worker: WorkerId, events: Sequence[WorkerEvent]) -> None:
-        for event in events:
-            if worker not in self._alive:
-                return
-            self._handlers[type(event)](worker, event)
+        with self._context.nursery.boundary:
+            for event in events:
+                if worker not in self._alive:
+                    return
+                self._handlers[type(event)](worker, event)
 
     def died(self, worker: WorkerId, reason: str) -> None:
+        with self._context.nursery.boundary:
+            self._died(worker, reason)
+
+    def _died(self, worker: WorkerId, reason: str) -> None:
         spec = self._alive.pop(worker, None)
         if spec is None or self._closing:
             return
@@ -111,7 +117,7 @@ class Fleet:
         else:
             at = verdict.at if isinstance(verdict, Retry) else verdict.until
             self._context.record(WorkerDied(now, worker, reason, f"restarted at {at:.3f} s"))
-            self._context.loop.call_at(at, self._spawn, spec)
+            self._context.call_at(at, self._spawn, spec)
         for handler in self._roles.get(spec.role, ()):
             handler.worker_left(worker, spec, reason)
         if not any(other.role is spec.role for other in self._specs.values()):

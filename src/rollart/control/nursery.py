@@ -3,17 +3,40 @@
 A child that fails ends the run: the main coroutine is cancelled, then the children in the order in which they were
 started, each awaited before the next. Nothing outlives `run`, no error is lost, and the order is the same in every
 process (`asyncio.TaskGroup` cancels in the order of a set).
+
+Callbacks of the loop have no task that could fail. They run inside `with nursery.boundary:`, which ends the run with
+their error; the loop itself would log it and go on.
 """
 
 import asyncio
 from collections.abc import Coroutine
+from types import TracebackType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
+class Boundary:
+    """An error that reaches it ends the run and goes no further."""
+
+    def __init__(self, nursery: "Nursery") -> None:
+        self._nursery = nursery
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._nursery.fail(error)
+        return True
+
+
 class Nursery:
     def __init__(self) -> None:
+        self.boundary = Boundary(self)
         self._children: dict[asyncio.Task[Any], None] = {}
         self._main: asyncio.Task[Any] | None = None
         self._error: BaseException | None = None
@@ -30,29 +53,42 @@ class Nursery:
 
     def fail(self, error: BaseException) -> None:
         """End the run with this error; the first one counts."""
-        if self._error is None:
+        main = self._main
+        if self._error is None and not (main is not None and main.done() and _failed(main)):
             self._error = error
-            if self._main is not None:
-                self._main.cancel()
+            if main is not None:
+                main.cancel()
 
     async def run(self, main: Coroutine[Any, Any, T]) -> T:
         """Run `main` and everything it starts; raises the first error of any of them."""
         task = asyncio.get_running_loop().create_task(main, name="main")
         self._main = task
         try:
-            return await task
-        except asyncio.CancelledError:
+            result = await task
+        except BaseException:
             if self._error is None:
                 raise
+            # Whatever main made of its cancellation came second.
             raise self._error from None
         finally:
-            task.cancel()
-            for child in list(self._children):
-                child.cancel()
-                # The outcome was or will be taken by `_child_done`; here it only has to be over.
-                await asyncio.gather(child, return_exceptions=True)
+            await self._end_children()
+        if self._error is not None:
+            raise self._error
+        return result
+
+    async def _end_children(self) -> None:
+        # A child may start another while it ends, so not a loop over a copy.
+        while self._children:
+            child = next(iter(self._children))
+            child.cancel()
+            # The outcome was or will be taken by `_child_done`; here it only has to be over.
+            await asyncio.gather(child, return_exceptions=True)
 
     def _child_done(self, task: asyncio.Task[Any]) -> None:
         self._children.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
+
+
+def _failed(task: asyncio.Task[Any]) -> bool:
+    return not task.cancelled() and task.exception() is not None

@@ -30,7 +30,6 @@ from rollart.policy.staleness import StalenessBound
 from rollart.ports.prompts import PromptSource
 from rollart.ports.runtime import Runtime
 from rollart.ports.sink import EventSink
-from rollart.types.errors import RollartError
 from rollart.types.ids import ClaimId
 from rollart.types.journal import ClaimReturned, EpochStarted, RunEnded, RunStarted, StepTrained
 from rollart.types.versions import Version
@@ -57,7 +56,7 @@ async def run_pipeline(config: RunConfig, parts: Parts) -> None:
     try:
         await context.nursery.run(pipeline.run())
         reason = ""
-    except RollartError as error:
+    except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise
     finally:
@@ -156,7 +155,6 @@ class Pipeline:
         accounts.idle_for(TRAINER_POOL, "rollout", now())
         batch = await self._buffer.get_batch(ClaimId(step), Version(self._epoch, step))
         accounts.idle_for(TRAINER_POOL, "weight_sync", now())
-        self._rollout.claimed()
         return batch
 
     async def _sync(self, step: int) -> None:

@@ -269,6 +269,9 @@ class LLMProxy:
         self._router.request_ended(worker)
         if not engine.turns:
             self._context.accounts.engine_busy(engine.pool, -1, self._context.now())
+            if engine.wait is not None:
+                self._context.waits.close(engine.wait)
+                engine.wait = None
         turn.engine = turn.request = None
 
     # What engines say.
@@ -333,11 +336,13 @@ class LLMProxy:
             engine.wait = None
             if self._engines.get(worker) is not engine or not engine.turns:
                 return
-            silent_s = self._context.now() - engine.heard_at
-            if silent_s >= limit_s and not self._suspended:
+            now, due = self._context.now(), engine.heard_at + limit_s
+            # Times are compared, not spans: at its deadline a span may come out an ulp short of the limit, for ever.
+            if now >= due and not self._suspended:
+                silent_s = now - engine.heard_at
                 self._fleet.replace(worker, f"silent for {silent_s:g} s with {len(engine.turns)} requests in flight")
             else:
-                again(limit_s if self._suspended else limit_s - silent_s)
+                again(limit_s if self._suspended else due - now)
 
         def again(seconds: float) -> None:
             engine.wait = self._context.waits.guard(str(worker), "progress", seconds, "it is replaced", expired)

@@ -134,7 +134,7 @@ class RewardDispatch:
         self._free(question)
         verdict = self._health.failed(key, self._context.now(), reason) if retry else None
         if isinstance(verdict, Retry):
-            self._context.loop.call_at(verdict.at, self._ask, question)
+            self._context.call_at(verdict.at, self._ask, question)
             return
         self._close(key)
         if not question.future.done():

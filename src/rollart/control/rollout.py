@@ -87,10 +87,11 @@ class RolloutScheduler:
         environments.changed = self.poke
         buffer.ended = self._ready_group_ended
         buffer.needs_changed = self.poke
+        buffer.claimed = self.claimed
         evaluation.opened = self.poke
         proxy.first_token = self._first_token
 
-    # What the pipeline asks for.
+    # What the pipeline and the buffer ask for.
 
     def start(self) -> None:
         """Rollout begins."""
@@ -149,7 +150,7 @@ class RolloutScheduler:
         """Something changed: look once, after this pass of the loop, what may start."""
         if not self._pumping and self._open:
             self._pumping = True
-            self._context.loop.call_soon(self._pump)
+            self._context.call_soon(self._pump)
 
     def _pump(self) -> None:
         self._pumping = False
@@ -239,7 +240,7 @@ class RolloutScheduler:
     # What episodes tell.
 
     def _first_token(self, trajectory: Trajectory, version: Version) -> None:
-        if trajectory.group in self._book:
+        if trajectory.group in self._book and not trajectory.masked:
             self._book.first_token(trajectory.group, trajectory.id, version)
 
     def _check_bound(self, trajectory: Trajectory) -> None:
@@ -308,6 +309,9 @@ class RolloutScheduler:
             return
         if self._bound.violated(self._served(), group.oldest) or all(member.masked for member in trajectories):
             self._end_group(group, GroupOutcome.STALE, Outcome.STALE, "past the staleness bound when complete")
+            return
+        if all(member.masked or member.first_version is None for member in trajectories):
+            self._end_group(group, GroupOutcome.FILTERED, Outcome.REDUNDANT, "no member sampled a token to train")
             return
         reason = self._accept(trajectories)
         if reason is not None:

@@ -20,7 +20,8 @@ class StallWatch:
         self._seen = -1
 
     def start(self) -> None:
-        self._timer = self._context.loop.call_later(self._context.config.deadlines.stall_report_s, self._look)
+        context = self._context
+        self._timer = context.call_at(context.now() + context.config.deadlines.stall_report_s, self._look)
 
     def stop(self) -> None:
         if self._timer is not None:

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
+from rollart.control.nursery import Boundary
 from rollart.policy.watch import Wait, Watch
 from rollart.types.errors import RollartError
 
@@ -16,8 +17,9 @@ T = TypeVar("T")
 class Waits:
     """The open waits of a run, and the timer of the next deadline."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, boundary: Boundary) -> None:
         self._loop = loop
+        self._boundary = boundary
         self._watch = Watch()
         self._expired: dict[int, Callable[[Wait], None]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -71,5 +73,6 @@ class Waits:
         for wait in self._watch.expired(self._loop.time()):
             expired = self._expired.pop(wait.id, None)
             if expired is not None:
-                expired(wait)
+                with self._boundary:
+                    expired(wait)
         self._arm(self._watch.next_deadline())

@@ -19,6 +19,8 @@ from rollart.types.messages import Role, Stage, Staged, StageFailed, Update, Upd
 from rollart.types.versions import Version
 from rollart.types.weights import Manifest
 
+Answer = Staged | Updated
+
 
 class WeightSync:
     """Drives the engines' weights; see the module."""
@@ -28,8 +30,10 @@ class WeightSync:
         self._fleet = fleet
         self._proxy = proxy
         self._book = SyncBook(rolling=context.config.rolling_update)
-        self._waits: dict[WorkerId, Wait] = {}
+        self._waits: dict[tuple[WorkerId, type[Answer]], tuple[Version, Wait]] = {}
+        """What every engine was asked for. An answer to anything else is late or doubled, and void."""
         self._changed: asyncio.Future[None] | None = None
+        self._newest_in_service: Version | None = None
         self.synced: Callable[[Version], None] = lambda _version: None
         """Told when the version of the run has changed."""
         fleet.attach(Role.ENGINE, self)
@@ -39,10 +43,10 @@ class WeightSync:
 
     @property
     def served(self) -> Version:
-        """The version of the run."""
+        """The version of the run: while engines take a new one in turn, that of those that have it."""
         if self._book.served is None:
             raise InvariantBroken("asked for the version in service before there was one")
-        return self._book.served
+        return max(self._book.served, self._newest_in_service or self._book.served)
 
     def published(self, manifest: Manifest) -> None:
         """A version is in the store: engines stage it from here on."""
@@ -78,24 +82,29 @@ class WeightSync:
         self._send(self._book.engine_joined(worker))
 
     def worker_left(self, worker: WorkerId, spec: WorkerSpec, reason: str) -> None:  # noqa: ARG002
-        self._close_wait(worker)
+        self._answered(worker, Staged)
+        self._answered(worker, Updated)
         self._send(self._book.engine_left(worker))
         self._tell()
 
     def _staged(self, worker: WorkerId, event: Staged) -> None:
-        self._close_wait(worker)
-        self._send(self._book.staged(worker, event.version))
-        self._tell()
+        if self._answered(worker, Staged, event.version):
+            self._send(self._book.staged(worker, event.version))
+            self._tell()
 
     def _updated(self, worker: WorkerId, event: Updated) -> None:
-        self._close_wait(worker)
+        if not self._answered(worker, Updated, event.version):
+            return
         self._context.record(EngineUpdated(self._context.now(), worker, event.version))
         self._send(self._book.updated(worker, event.version))
         if self._book.in_service(worker):
+            self._newest_in_service = max(event.version, self._newest_in_service or event.version)
             self._proxy.serves(worker, event.version)
         self._tell()
 
     def _stage_failed(self, worker: WorkerId, event: StageFailed) -> None:
+        if not any(asked[0] == event.version for key, asked in self._waits.items() if key[0] == worker):
+            return
         commands = self._book.stage_failed(worker, event.version)
         if commands is None:
             self._context.record(EngineOutOfService(self._context.now(), worker, event.reason))
@@ -109,24 +118,29 @@ class WeightSync:
             self._fleet.post(worker, batch)
             for command in batch:
                 if isinstance(command, Stage):
-                    self._expect(worker, f"staging {command.manifest.version}", deadlines.stage_s)
+                    self._expect(worker, Staged, command.manifest.version, "staging", deadlines.stage_s)
                 elif isinstance(command, Update):
-                    self._expect(worker, f"committing {command.version}", deadlines.update_s)
+                    self._expect(worker, Updated, command.version, "committing", deadlines.update_s)
 
-    def _expect(self, worker: WorkerId, what: str, seconds: float) -> None:
-        self._close_wait(worker)
-        self._waits[worker] = self._context.waits.guard(
+    def _expect(self, worker: WorkerId, answer: type[Answer], version: Version, what: str, seconds: float) -> None:
+        self._answered(worker, answer)
+        wait = self._context.waits.guard(
             str(worker),
-            what,
+            f"{what} {version}",
             seconds,
             "it is replaced",
             lambda wait: self._fleet.replace(worker, f"{wait.what} took longer than {seconds:g} s"),
         )
+        self._waits[worker, answer] = (version, wait)
 
-    def _close_wait(self, worker: WorkerId) -> None:
-        wait = self._waits.pop(worker, None)
-        if wait is not None:
-            self._context.waits.close(wait)
+    def _answered(self, worker: WorkerId, answer: type[Answer], version: Version | None = None) -> bool:
+        """Whether this answer (None: whichever) was waited for; if so it no longer is."""
+        asked = self._waits.get((worker, answer))
+        if asked is None or version not in (None, asked[0]):
+            return False
+        del self._waits[worker, answer]
+        self._context.waits.close(asked[1])
+        return True
 
     def _suspend(self, suspended: bool) -> None:
         self._context.accounts.suspended = suspended

@@ -29,6 +29,9 @@ class BufferBook:
     def __init__(self) -> None:
         self._ready: dict[str, dict[GroupId, ReadyGroup]] = {}
         self._claims: dict[ClaimId, list[ReadyGroup]] = {}
+        self._places: dict[GroupId, int] = {}
+        """Where every group that is ready or claimed stands in the order."""
+        self._added = 0
 
     def counts(self) -> dict[str, int]:
         return {task: len(groups) for task, groups in self._ready.items()}
@@ -41,6 +44,8 @@ class BufferBook:
         return list(self._claims)
 
     def add(self, group: ReadyGroup) -> None:
+        self._places[group.id] = self._added
+        self._added += 1
         self._ready.setdefault(group.task, {})[group.id] = group
 
     def stale(self, bound: StalenessBound, served: Version) -> list[ReadyGroup]:
@@ -50,6 +55,7 @@ class BufferBook:
     def remove(self, group: ReadyGroup) -> None:
         """The group leaves without being trained."""
         del self._ready[group.task][group.id]
+        del self._places[group.id]
 
     def replace(self, group: ReadyGroup) -> None:
         """The group changed in place (a member was masked)."""
@@ -66,18 +72,23 @@ class BufferBook:
         for group in taken:
             if bound.violated(served, group.oldest):
                 raise InvariantBroken(f"claim {id} would hold group {group.id} of {group.oldest} at {served}")
-            self.remove(group)
+        for group in taken:
+            del self._ready[group.task][group.id]
         self._claims[id] = taken
         return taken
 
     def trained(self, id: ClaimId) -> list[ReadyGroup]:
         """The claim ended in a step; its groups are gone for good."""
-        return self._claims.pop(id)
+        groups = self._claims.pop(id)
+        for group in groups:
+            del self._places[group.id]
+        return groups
 
     def returned(self, id: ClaimId) -> list[ReadyGroup]:
         """The claim came to nothing; its groups are ready again, before those that came later."""
         groups = self._claims.pop(id)
         for task in {group.task: None for group in groups}:
-            later = self._ready.get(task, {})
-            self._ready[task] = {group.id: group for group in groups if group.task == task} | later
+            ready = [*self._ready[task].values(), *(group for group in groups if group.task == task)]
+            ready.sort(key=lambda group: self._places[group.id])
+            self._ready[task] = {group.id: group for group in ready}
         return groups

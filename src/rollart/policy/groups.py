@@ -49,6 +49,7 @@ class OpenGroup:
     """Started and not ended, with the version of the first token."""
     kept: dict[TrajectoryId, Version | None] = field(default_factory=dict)
     """Ended with a result, in the order of their ends. Masked members have no version: they do not age the group."""
+    masked: set[TrajectoryId] = field(default_factory=set)
     failed: int = 0
 
     @property
@@ -111,10 +112,9 @@ class GroupBook:
         return group
 
     def short_of_members(self, task: str) -> OpenGroup | None:
-        """The oldest group of a task that wants another member."""
-        for id in self._short.get(task, {}):
-            return self._groups[id]
-        return None
+        """The oldest group of a task that wants another member; ids grow from opening to opening."""
+        short = self._short.get(task)
+        return self._groups[min(short)] if short else None
 
     def member_started(self, group: GroupId, trajectory: TrajectoryId) -> int:
         """A member of the group starts; gives its number."""
@@ -126,12 +126,17 @@ class GroupBook:
         return number
 
     def first_token(self, group: GroupId, trajectory: TrajectoryId, version: Version) -> None:
-        """A running member has its first token: from here on it ages."""
-        self._groups[group].running[trajectory] = version
+        """A running member has its first token: from here on it ages, unless it is masked. May be told twice."""
+        entry = self._groups[group]
+        if trajectory not in entry.running:
+            raise InvariantBroken(f"trajectory {trajectory} of group {group} has a token, but does not run")
+        if trajectory not in entry.masked:
+            entry.running[trajectory] = version
 
     def masked(self, group: GroupId, trajectory: TrajectoryId) -> None:
         """A member's tokens will not be trained: it no longer ages the group."""
         entry = self._groups[group]
+        entry.masked.add(trajectory)
         for members in (entry.running, entry.kept):
             if trajectory in members:
                 members[trajectory] = None
@@ -142,7 +147,7 @@ class GroupBook:
         if trajectory not in entry.running:
             raise InvariantBroken(f"trajectory {trajectory} of group {group} ended twice, or was never started")
         first = entry.running.pop(trajectory)
-        if outcome in TRAINABLE:
+        if outcome in TRAINABLE and not entry.complete:
             entry.kept[trajectory] = first
         elif outcome in FAILURES:
             entry.failed += 1

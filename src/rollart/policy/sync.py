@@ -6,7 +6,8 @@
 
 A version is committed only where it is staged and verified. All engines in service have the same version, but for the
 moment of a rolling update. An engine that joins gets the version in service before its first request, and never a newer
-one; one that cannot take a version is out of service and the rest goes on without it.
+one; one that cannot take a version is out of service and the rest goes on without it. A sync is about one version: what
+is published meanwhile is staged after it.
 """
 
 from dataclasses import dataclass
@@ -24,14 +25,14 @@ STAGE_ATTEMPTS = 3
 
 @dataclass(slots=True)
 class EngineWeights:
-    """What one engine has."""
+    """What one engine has, and what it was told and has not answered."""
 
     serving: Version | None = None
     staged: Version | None = None
     staging: Version | None = None
+    updating: Version | None = None
     failures: int = 0
     suspended: bool = False
-    updating: bool = False
 
 
 class SyncBook:
@@ -65,7 +66,7 @@ class SyncBook:
     def waits_for(self) -> list[WorkerId]:
         """Engines in service that have yet to stage the newest version, or to commit it during a sync."""
         if self.syncing:
-            return [engine for engine, weights in self._engines.items() if weights.updating]
+            return [engine for engine, weights in self._engines.items() if weights.serving and weights.updating]
         return [
             engine for engine, weights in self._engines.items() if weights.serving and self._newest != weights.staged
         ]
@@ -77,8 +78,7 @@ class SyncBook:
     def engine_joined(self, engine: WorkerId) -> Commands:
         """A new engine: it stages what the run serves (or is about to), and serves nothing until then."""
         weights = self._engines[engine] = EngineWeights()
-        version = self._target or self.served or self._newest
-        return [] if version is None else [(engine, [self._stage(weights, version)])]
+        return self._stage_first(engine, weights)
 
     def engine_left(self, engine: WorkerId) -> Commands:
         """The engine is gone, or was put out of service; a sync goes on without it."""
@@ -86,19 +86,19 @@ class SyncBook:
         return self._continue()
 
     def published(self, manifest: Manifest) -> Commands:
-        """A version is in the store: every engine starts to stage it."""
+        """A version is in the store: every engine starts to stage it, or does so after the sync that is under way."""
         if self._newest is not None and manifest.version <= self._newest:
             raise InvariantBroken(f"{manifest.version} was published after {self._newest}: versions only grow")
         self._manifests[manifest.version] = manifest
         self._newest = manifest.version
         keep = {self.served, self._target, self._newest}
         self._manifests = {version: kept for version, kept in self._manifests.items() if version in keep}
-        return [
-            (engine, [self._stage(weights, manifest.version)])
-            for engine, weights in self._engines.items()
+        commands: Commands = []
+        for engine, weights in self._engines.items():
             # An engine that is still taking its first version goes on with that; the newest follows.
-            if weights.serving is not None or weights.staging is None
-        ]
+            if weights.serving is None and weights.staging is None and weights.updating is None:
+                commands += self._stage_first(engine, weights)
+        return commands + self._stage_newest()
 
     def staged(self, engine: WorkerId, version: Version) -> Commands:
         """The engine holds the version, verified."""
@@ -113,11 +113,13 @@ class SyncBook:
     def stage_failed(self, engine: WorkerId, version: Version) -> Commands | None:
         """The engine could not take the version: try again, or None when it has to go out of service."""
         weights = self._engines.get(engine)
-        if weights is None or version not in (weights.staging, self._target):
+        if weights is None or version not in (weights.staging, weights.updating):
             return []
         weights.failures += 1
-        if weights.failures >= STAGE_ATTEMPTS or weights.updating:
+        if weights.failures >= STAGE_ATTEMPTS or version == weights.updating:
             return None
+        if weights.serving is None:
+            return self._stage_first(engine, weights)
         return [(engine, [self._stage(weights, version)])]
 
     def begin(self) -> Commands:
@@ -130,25 +132,30 @@ class SyncBook:
         commands: Commands = []
         for engine, weights in self._engines.items():
             if weights.serving is not None:
-                commands.append((engine, self._update(weights, suspend=True)))
+                commands.append((engine, self._update(weights)))
         return commands or self._continue()
 
     def updated(self, engine: WorkerId, version: Version) -> Commands:
         """The engine serves the version."""
         weights = self._engines.get(engine)
-        if weights is None or version != weights.staged:
+        if weights is None or version != weights.updating:
             return []
-        weights.serving, weights.updating = version, False
-        if self._target is None:
-            return self._catch_up(engine, weights)
-        return self._continue()
+        weights.updating = None
+        if version != self._current():
+            # A new engine, and the run moved on between Update and its answer: it catches up before it serves.
+            return self._stage_first(engine, weights)
+        weights.serving = version
+        if self._target is not None:
+            return self._continue()
+        self.served = version
+        return self._stage_newest()
 
     def _continue(self) -> Commands:
-        """During a sync: the next engine of a rolling update, or Resume for all once nobody is left to update."""
+        """During a sync: the next engine of a rolling update, or its end once nobody is left to update."""
         if self._target is None:
             return []
         in_service = [(engine, weights) for engine, weights in self._engines.items() if weights.serving is not None]
-        if any(weights.updating for _, weights in in_service):
+        if any(weights.updating is not None for _, weights in in_service):
             return []
         commands: Commands = []
         for engine, weights in in_service:
@@ -156,35 +163,43 @@ class SyncBook:
                 weights.suspended = False
                 commands.append((engine, [Resume()]))
             if weights.serving != self._target:
-                commands.append((engine, self._update(weights, suspend=True)))
+                commands.append((engine, self._update(weights)))
                 return commands
         self.served, self._target = self._target, None
-        return commands
+        return commands + self._stage_newest()
 
-    def _update(self, weights: EngineWeights, *, suspend: bool) -> list[EngineCommand]:
+    def _update(self, weights: EngineWeights) -> list[EngineCommand]:
         if self._target is None or weights.staged != self._target:
             raise InvariantBroken(f"update to {self._target} of an engine that has staged {weights.staged}")
-        weights.updating = True
-        weights.suspended = suspend
-        return [Suspend(), Update(self._target)] if suspend else [Update(self._target)]
+        weights.updating = self._target
+        weights.suspended = True
+        return [Suspend(), Update(self._target)]
 
     def _enter_service(self, engine: WorkerId, weights: EngineWeights) -> Commands:
         """A new engine has staged its first version. If the run moved on meanwhile, it stages again."""
-        wanted = self._target or self.served or self._newest
-        if weights.staged == wanted and wanted is not None:
-            return [(engine, [Update(wanted)])]
-        return [] if wanted is None else [(engine, [self._stage(weights, wanted)])]
+        if weights.staged is None or weights.staged != self._current():
+            return self._stage_first(engine, weights)
+        weights.updating = weights.staged
+        return [(engine, [Update(weights.staged)])]
 
-    def _catch_up(self, engine: WorkerId, weights: EngineWeights) -> Commands:
-        """A new engine is in service: the run's version is its, and it stages what came out meanwhile."""
-        served = self.served = self.served or weights.serving
-        if served is not None and weights.serving != served:
-            # The run moved on between Update and its answer: not in service until it has caught up.
-            weights.serving = None
-            return [(engine, [self._stage(weights, served)])]
-        if self._newest is not None and self._newest != weights.staged:
-            return [(engine, [self._stage(weights, self._newest)])]
-        return []
+    def _current(self) -> Version | None:
+        """What a new engine has to serve: the version of the run, or the one that is about to be."""
+        return self._target or self.served or self._newest
+
+    def _stage_first(self, engine: WorkerId, weights: EngineWeights) -> Commands:
+        """A new engine stages what it has to serve."""
+        version = self._current()
+        return [] if version is None else [(engine, [self._stage(weights, version)])]
+
+    def _stage_newest(self) -> Commands:
+        """Outside a sync, engines in service stage the newest version, each once."""
+        if self._target is not None or self._newest is None:
+            return []
+        return [
+            (engine, [self._stage(weights, self._newest)])
+            for engine, weights in self._engines.items()
+            if weights.serving is not None and self._newest not in (weights.staged, weights.staging)
+        ]
 
     def _stage(self, weights: EngineWeights, version: Version) -> Stage:
         weights.staging = version
