@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rollart.control.context import Context
-from rollart.policy.health import ENGINE, GiveUp, HealthBook, Retry
+from rollart.policy.health import ENGINE, WORKER, GiveUp, HealthBook, Retry
 from rollart.ports.runtime import Runtime
-from rollart.types.errors import TrainingFailed, WorkerLost
+from rollart.types.errors import WorkerLost
 from rollart.types.ids import WorkerId
 from rollart.types.journal import WorkerDied, WorkerJoined, WorkerSpawned
 from rollart.types.messages import Role, WorkerCommand, WorkerEvent, WorkerInfo
@@ -49,7 +49,7 @@ class Fleet:
         self._alive: dict[WorkerId, WorkerSpec] = {}
         self._roles: dict[Role, list[RoleHandler]] = {}
         self._handlers: dict[type, Callable[[WorkerId, Any], None]] = {}
-        self._health = HealthBook(ENGINE)
+        self._health = {role: HealthBook(ENGINE if role is Role.ENGINE else WORKER) for role in Role}
         self._closing = False
         runtime.listen(self)
 
@@ -106,11 +106,7 @@ class Fleet:
         if spec is None or self._closing:
             return
         now = self._context.now()
-        if spec.role is Role.TRAINER:
-            self._context.record(WorkerDied(now, worker, reason, "the run ends"))
-            self._context.nursery.fail(TrainingFailed(f"{worker} died: {reason}. Resume the run from its checkpoint."))
-            return
-        verdict = self._health.failed(spec.name, now, reason)
+        verdict = self._health[spec.role].failed(spec.name, now, reason)
         if isinstance(verdict, GiveUp):
             self._context.record(WorkerDied(now, worker, reason, "removed: it keeps dying"))
             del self._specs[spec.name]

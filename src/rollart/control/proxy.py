@@ -115,6 +115,10 @@ class LLMProxy:
             self._queue.append(turn)
         return turn.future
 
+    def generating(self, trajectory: Trajectory) -> bool:
+        """Whether the trajectory has a turn at an engine or waiting for one."""
+        return trajectory.id in self._turns
+
     def end(self, trajectory: Trajectory) -> None:
         """The trajectory is over: abort its turn, if it has one, and free its session. Asking twice is fine."""
         turn = self._turns.pop(trajectory.id, None)

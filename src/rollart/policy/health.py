@@ -94,6 +94,9 @@ ENVIRONMENT = Limits(
 ENGINE = Limits(backoff=Backoff(base_s=1.0, max_s=30.0), failures=2, window_s=600.0)
 """An engine's place: restarted in place; when the failure repeats within ten minutes, removed."""
 
+WORKER = Limits(backoff=Backoff(base_s=1.0, max_s=60.0), failures=6, window_s=600.0)
+"""The place of an environment, reward or trainer worker: restarted, and given up at six deaths in ten minutes."""
+
 REWARD = Limits(backoff=Backoff(base_s=0.5, max_s=30.0, jitter=0.5), failures=5, window_s=math.inf)
 """One reward question, by its idempotency key: asked up to five times, then the trajectory is `reward_failed`."""
 

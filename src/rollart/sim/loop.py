@@ -85,11 +85,11 @@ def run_virtual(main: Coroutine[Any, Any, T]) -> T:
     try:
         return loop.run_until_complete(main)
     finally:
-        _cancel_rest(loop)
+        cancel_rest(loop)
         loop.close()
 
 
-def _cancel_rest(loop: VirtualLoop) -> None:
+def cancel_rest(loop: VirtualLoop) -> None:
     """Let tasks that the main coroutine left behind run their `finally` blocks, in the order of their names."""
     rest = sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())
     for task in rest:

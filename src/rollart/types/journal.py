@@ -10,7 +10,8 @@ import msgspec
 
 from rollart.types.ids import ClaimId, GroupId, PromptId, TrajectoryId, WorkerId
 from rollart.types.messages import Role
-from rollart.types.trajectory import GroupOutcome, Outcome, Purpose
+from rollart.types.snapshot import RunState
+from rollart.types.trajectory import GroupOutcome, Outcome, Prompt, Purpose
 from rollart.types.versions import Version
 
 
@@ -36,11 +37,47 @@ class RunEnded(Event, frozen=True):
     """Empty when the run did all its steps."""
 
 
+class RunResumed(Event, frozen=True):
+    """A new controller goes on with the run; what was in flight at the old one is cancelled in the events that follow.
+
+    Times before and after are of different clocks."""
+
+    mode: str
+    alpha: int
+
+
 class EpochStarted(Event, frozen=True):
-    """A trainer started. Durable before its first publication."""
+    """A trainer started, from the checkpoint of `step`. Durable before its first publication."""
 
     epoch: int
     step: int
+
+
+class RolledBack(Event, frozen=True):
+    """The lineage goes on from `step`: what was trained after it is void, and those prompts wait again."""
+
+    epoch: int
+    step: int
+    groups: tuple[GroupId, ...]
+
+
+class CheckpointSaved(Event, frozen=True):
+    """The trainer can come back from here: everything up to `version` is settled."""
+
+    version: Version
+
+
+class CheckpointFailed(Event, frozen=True):
+    """The checkpoint before it stays."""
+
+    version: Version
+    reason: str
+
+
+class Snapshot(Event, frozen=True):
+    """The state of the run: a resume reads the last one and what comes after it."""
+
+    state: RunState
 
 
 class StallReported(Event, frozen=True):
@@ -111,11 +148,25 @@ class WeightsSynced(Event, frozen=True):
 # --- groups and trajectories ----------------------------------------------------------------------------------------
 
 
+class PromptTaken(Event, frozen=True):
+    """A prompt was taken from its source; `cursor` is where the source stands after it.
+
+    `ticket` numbers what was taken: a source may give a prompt again while it is still in flight.
+    """
+
+    ticket: int
+    prompt: Prompt
+    cursor: dict[str, Any]
+
+
 class GroupOpened(Event, frozen=True):
+    """`ticket` is -1 for an evaluation, whose prompts are not taken from a training source."""
+
     group: GroupId
     task: str
     prompt: PromptId
     purpose: Purpose
+    ticket: int
     attempt: int
 
 
@@ -206,14 +257,6 @@ class ShareRedistributed(Event, frozen=True):
     cause: str
 
 
-class CursorMoved(Event, frozen=True):
-    """A prompt was taken from its source; `cursor` is where the source stands after it."""
-
-    task: str
-    prompt: PromptId
-    cursor: dict[str, Any]
-
-
 class EvalEnded(Event, frozen=True):
     """One round of held-out episodes. `mean_reward` is over those that ended with a reward."""
 
@@ -254,7 +297,12 @@ JournalEvent = (
     | StepTrained
     | ClaimReturned
     | ShareRedistributed
-    | CursorMoved
+    | PromptTaken
+    | RunResumed
+    | RolledBack
+    | CheckpointSaved
+    | CheckpointFailed
+    | Snapshot
     | EvalEnded
     | PoolTime
 )
