@@ -360,6 +360,11 @@ def test_requests_of_an_engine_that_left_still_end_and_are_counted_when_it_comes
     assert router.spare("H800") == 1, "2 requests in 4 slots"
     load(router, "a", 4)
     assert router.spare("H800") == 0, "4 requests in 4 slots"
+    load(router, "a", 2)
+    router.engine_left(WorkerId("a"))
+    router.engine_joined(WorkerId("a"), "H800", 2)
+    router.engine_serves(WorkerId("a"), V0)
+    assert router.spare("H800") == 0, "2 requests in 2 slots"
 
 
 def test_an_engine_may_come_back_as_another_class() -> None:

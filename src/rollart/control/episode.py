@@ -90,6 +90,9 @@ class EnvManager:
             truncated = await self._episode()
             self._leave_environment(None)
             await self._reward(truncated)
+            if self._stop is not None:
+                # Its reward came in the same moment, but too late: its group is closed.
+                raise self._stop
             outcome, cause = Outcome.TRUNCATED if truncated else Outcome.COMPLETED, ""
         except Stopped as stopped:
             outcome, cause = stopped.outcome, stopped.cause

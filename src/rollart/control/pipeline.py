@@ -239,6 +239,9 @@ class Pipeline:
         await self._weights.adopt_newest()
         every = self._context.config.eval_every
         if step and every and step % every == 0:
+            if step == self._context.config.steps:
+                # No later round makes up for the last one, so it waits for the one before instead of being skipped.
+                await self._evaluation.finished()
             self._open_evaluation(step)
 
     def _open_evaluation(self, step: int) -> None:

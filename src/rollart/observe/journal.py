@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from rollart.types.errors import RequestError, RunError
+from rollart.types.errors import InvariantBroken, RequestError, RunError
 from rollart.types.journal import JournalEvent
 
 _decoder = msgspec.msgpack.Decoder(JournalEvent)
@@ -87,6 +87,8 @@ class SqliteJournal:
         self._thread.start()
 
     async def flush(self) -> None:
+        if self._closed:
+            raise InvariantBroken(f"{self._path}: the journal is closed, so nobody would answer a flush")
         await self._mark(last=False)
 
     async def close(self) -> None:
@@ -130,7 +132,7 @@ class SqliteJournal:
                 [(type(event).__name__, msgspec.msgpack.encode(event)) for event in batch],
             )
             self._db.execute("COMMIT")
-        except (sqlite3.Error, msgspec.MsgspecError, TypeError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is: without this thread every flush would hang
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             # Kept until somebody can hear it: the next flush raises it, and the run stops there.
@@ -145,9 +147,11 @@ def read_journal(path: Path) -> Iterator[JournalEvent]:
         with path.open("rb") as lines:
             yield from (_json_decoder.decode(line) for line in lines)
         return
-    db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
     try:
         for (body,) in db.execute("SELECT body FROM events ORDER BY seq"):
             yield _decoder.decode(body)
+    except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
+        raise RequestError(f"{path} is not a journal, or is damaged ({error}); give the folder of a run") from error
     finally:
         db.close()

@@ -253,6 +253,8 @@ class _Fold:
         """A trajectory with a result is wasted by what became of its group."""
         if trajectory.outcome in (Outcome.COMPLETED, Outcome.TRUNCATED):
             end = self.group_ends.get(trajectory.group)
+            if end is GroupOutcome.TRAINED:
+                return Outcome.REDUNDANT.value  # it finished when its group was complete without it
             return "open" if end is None else end.value
         return "open" if trajectory.outcome is None else trajectory.outcome.value
 

@@ -30,6 +30,7 @@ class Hardware(Strict):
     nvlink_gb_s: float = Field(gt=0)
     cost: float = Field(ge=0)
     prefill_mfu: float = Field(default=0.55, gt=0, le=1)
+    decode_mfu: float = Field(default=0.55, gt=0, le=1)
     train_mfu: float = Field(default=0.40, gt=0, le=1)
     bandwidth_efficiency: float = Field(default=0.75, gt=0, le=1)
     hbm_share: float = Field(default=0.90, gt=0, le=1)
@@ -38,8 +39,33 @@ class Hardware(Strict):
     """What a decode step costs beside the device: scheduling, launches, sampling."""
 
 
-H20 = Hardware(name="H20", tflops=148.0, hbm_gb=96.0, hbm_tb_s=4.0, nvlink_gb_s=900.0, cost=1.00)
-H800 = Hardware(name="H800", tflops=989.5, hbm_gb=80.0, hbm_tb_s=3.35, nvlink_gb_s=400.0, cost=2.85)
+import os
+
+PREFILL = float(os.environ.get("PREFILL", "0.3"))
+OVER = float(os.environ.get("OVER", "0.002"))
+BW = float(os.environ.get("BW", "0.75"))
+H20 = Hardware(
+    name="H20",
+    tflops=148.0,
+    hbm_gb=96.0,
+    hbm_tb_s=4.0,
+    nvlink_gb_s=900.0,
+    cost=1.00,
+    prefill_mfu=PREFILL,
+    step_overhead_s=OVER,
+    bandwidth_efficiency=BW,
+)
+H800 = Hardware(
+    name="H800",
+    tflops=989.5,
+    hbm_gb=80.0,
+    hbm_tb_s=3.35,
+    nvlink_gb_s=400.0,
+    cost=2.85,
+    prefill_mfu=PREFILL,
+    step_overhead_s=OVER,
+    bandwidth_efficiency=BW,
+)
 FAST = Hardware(name="fast", tflops=2.0, hbm_gb=1.0, hbm_tb_s=0.01, nvlink_gb_s=10.0, cost=2.0, step_overhead_s=0.0005)
 """A CPU-class device with more arithmetic: better at prefill and training."""
 WIDE = Hardware(name="wide", tflops=0.5, hbm_gb=1.0, hbm_tb_s=0.04, nvlink_gb_s=10.0, cost=1.0, step_overhead_s=0.0005)
@@ -101,6 +127,9 @@ class Roofline:
         shared = 2 * model.layers * model.hidden * 2 * 2 * (ranks - 1) / ranks / (hardware.nvlink_gb_s * 1e9)
         self._token_s = 2 * model.params / prefill_flops
         self._pair_s = attention_flops / prefill_flops
+        decode_flops = ranks * hardware.tflops * 1e12 * hardware.decode_mfu
+        self._decode_token_s = 2 * model.params / decode_flops
+        self._decode_pair_s = attention_flops / decode_flops
         self._shared_s = shared
         self._weights_s = model.weight_bytes / bandwidth
         self._kv_s = model.kv_bytes_per_token / bandwidth
@@ -125,7 +154,7 @@ class Roofline:
         max((weights + KV bytes) / B,  (2·P·batch + 4·L·A·kv_tokens) / F)  +  batch · all-reduce  +  overhead
         """
         moved_s = self._weights_s + kv_tokens * self._kv_s
-        computed_s = batch * self._token_s + kv_tokens * self._pair_s
+        computed_s = batch * self._decode_token_s + kv_tokens * self._decode_pair_s
         return (moved_s if moved_s > computed_s else computed_s) + batch * self._shared_s + self._overhead_s
 
     @property

@@ -1,0 +1,228 @@
+"""What a run may be configured with, and what is refused before anything starts."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rollart.config
+from rollart.config.load import check, load_toml
+from rollart.config.modes import MODES, Mode
+from rollart.config.schema import RunConfig
+from rollart.types.errors import ConfigError
+
+PRESETS = Path(rollart.config.__file__).parent / "presets"
+
+
+def config(
+    *,
+    batch: dict[str, int] | None = None,
+    tasks: dict[str, dict[str, Any]] | None = None,
+    pools: dict[str, dict[str, Any]] | None = None,
+    **rest: Any,
+) -> RunConfig:
+    return check(
+        RunConfig,
+        {
+            "batch": batch or {},
+            "tasks": {"maze": {}} if tasks is None else tasks,
+            "pools": {"local": {}} if pools is None else pools,
+            **rest,
+        },
+    )
+
+
+def refused(**changes: Any) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        config(**changes)
+    return caught.value
+
+
+# --- what is there --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_preset_is_a_config(preset: Path) -> None:
+    assert check(RunConfig, load_toml(preset)).name == preset.stem
+
+
+def test_a_task_and_a_pool_are_enough() -> None:
+    run = config()
+    assert (run.mode, run.alpha, run.steps) == (Mode.ROLLART, 1, 10)
+    assert run.mode_settings == MODES[Mode.ROLLART]
+    assert run.groups == 8
+    assert run.groups_per_batch() == {"maze": 8}
+    assert run.batch.extra_groups == run.batch.extra_members == 0, "redundancy is off unless asked for"
+
+
+def test_a_config_does_not_change() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        config().steps = 3  # type: ignore[misc]
+
+
+def test_without_a_task_or_a_pool_there_is_no_run() -> None:
+    error = refused(tasks={})
+    assert (error.path, error.problem) == ("tasks", "there is no task; add a table such as [tasks.frozenlake]")
+    error = refused(pools={})
+    assert (error.path, error.problem) == ("pools", "there is no pool of engines; add a table such as [pools.local]")
+
+
+# --- the batch ------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_whole_groups() -> None:
+    error = refused(batch={"trajectories": 30, "group_size": 8})
+    assert error.path == "batch.trajectories"
+    assert error.problem == "30 trajectories are not whole groups of 8; use 24 or 32"
+
+
+def test_a_group_fits_into_a_batch() -> None:
+    error = refused(batch={"trajectories": 8, "group_size": 9})
+    assert error.path == "batch.group_size"
+    assert error.problem == (
+        "a group of 9 is larger than the batch of 8 trajectories; set batch.trajectories to a multiple of 9"
+    )
+    assert config(batch={"trajectories": 8, "group_size": 8}).groups == 1
+
+
+def test_shares_are_relative() -> None:
+    tasks: dict[str, dict[str, Any]] = {"maze": {"share": 3}, "math": {"share": 1}}
+    assert config(tasks=tasks).groups_per_batch() == {"maze": 6, "math": 2}
+    tasks = {"maze": {"share": 0.75}, "math": {"share": 0.25}}
+    assert config(tasks=tasks).groups_per_batch() == {"maze": 6, "math": 2}
+    tasks = {"maze": {"share": 0.1}, "math": {"share": 0.3}}
+    assert config(tasks=tasks).groups_per_batch() == {"maze": 2, "math": 6}, "as written, not as binary fractions"
+
+
+def test_a_share_is_a_whole_number_of_groups() -> None:
+    error = refused(tasks={"maze": {"share": 2}, "math": {"share": 1}})
+    assert error.path == "tasks.maze.share"
+    assert error.problem == (
+        "a share of 0.6667 of 8 groups is 5.333, not a whole number; use a batch of 24 trajectories or a multiple of it"
+    )
+    batch = {"trajectories": 24, "group_size": 8}
+    run = config(batch=batch, tasks={"maze": {"share": 2}, "math": {"share": 1}})
+    assert run.groups_per_batch() == {"maze": 2, "math": 1}
+
+
+def test_the_batch_that_is_proposed_suits_all_tasks() -> None:
+    tasks = {"a": {"share": 1}, "b": {"share": 2}, "c": {"share": 3}}
+    error = refused(tasks=tasks, batch={"trajectories": 16, "group_size": 4})
+    assert error.path == "tasks.a.share"
+    assert "use a batch of 24 trajectories" in error.problem
+    assert config(tasks=tasks, batch={"trajectories": 24, "group_size": 4}).groups_per_batch() == {
+        "a": 1,
+        "b": 2,
+        "c": 3,
+    }
+
+
+@pytest.mark.parametrize("shares", [(1e-9,), (1.0, 1e-9), (1e-5, 1e-5)])
+def test_a_share_that_rounds_to_nothing_is_refused(shares: tuple[float, ...]) -> None:
+    error = refused(tasks={f"task{index}": {"share": share} for index, share in enumerate(shares)})
+    assert error.path.endswith(".share")
+    assert "too small" in error.problem
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=4), st.integers(1, 8))
+def test_shares_fill_the_batch_that_was_proposed(shares: list[int], group_size: int) -> None:
+    tasks = {f"task{index}": {"share": share / 4} for index, share in enumerate(shares)}
+    divisor = math.gcd(*shares)
+    groups = sum(shares) // divisor
+    per_batch = config(tasks=tasks, batch={"trajectories": groups * group_size, "group_size": group_size})
+    assert list(per_batch.groups_per_batch().values()) == [share // divisor for share in shares]
+    assert sum(per_batch.groups_per_batch().values()) == per_batch.groups
+
+
+# --- hardware -------------------------------------------------------------------------------------------------------
+
+POOLS: dict[str, dict[str, Any]] = {"fast": {"hardware": "H800"}, "H20": {}, "more": {"hardware": "H20"}}
+
+
+def test_a_pool_offers_its_hardware_class_or_its_name() -> None:
+    assert list(config(pools=POOLS).hardware_classes()) == ["H800", "H20"]
+
+
+def test_a_task_needs_a_pool_of_its_class() -> None:
+    error = refused(pools=POOLS, tasks={"maze": {"hardware": "h80"}})
+    assert error.path == "tasks.maze.hardware"
+    assert error.problem == ("no pool offers the hardware class 'h80' (did you mean H800?); pools offer H800, H20")
+    assert config(pools=POOLS, tasks={"maze": {"hardware": "H800"}}).fallback_of("maze") == ("H20",)
+
+
+def test_a_class_to_fall_back_to_has_to_be_there_too() -> None:
+    error = refused(pools=POOLS, tasks={"maze": {"hardware": "H800", "fallback": ["H20", "A100"]}})
+    assert error.path == "tasks.maze.fallback.1"
+    assert error.problem.startswith("no pool offers the hardware class 'A100'")
+
+
+def test_a_missing_class_is_fine_if_the_task_says_what_will_do() -> None:
+    run = config(pools=POOLS, tasks={"maze": {"hardware": "B200", "fallback": ["H20"]}})
+    assert run.fallback_of("maze") == ("H20",)
+    assert refused(pools=POOLS, tasks={"maze": {"hardware": "B200", "fallback": []}}).path == "tasks.maze.hardware"
+
+
+def test_a_task_falls_back_to_what_it_names_in_order_or_to_everything_else() -> None:
+    tasks: dict[str, dict[str, Any]] = {
+        "named": {"hardware": "H800", "fallback": ["H20", "H800"]},
+        "none": {"hardware": "H800", "fallback": []},
+        "any": {},
+        "other": {"hardware": "H20"},
+    }
+    run = config(pools=POOLS, tasks=tasks)
+    assert {task: run.fallback_of(task) for task in tasks} == {
+        "named": ("H20",),
+        "none": (),
+        "any": ("H800", "H20"),
+        "other": ("H800",),
+    }
+
+
+# --- tasks ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_turn_leaves_room_in_the_context() -> None:
+    error = refused(tasks={"maze": {"max_turn_tokens": 512, "max_context": 512}})
+    assert error.path == "tasks.maze.max_turn_tokens"
+    assert error.problem == ("one turn of 512 tokens leaves no room in a context of 512; lower it or raise max_context")
+    config(tasks={"maze": {"max_turn_tokens": 511, "max_context": 512}})
+
+
+@pytest.mark.parametrize(
+    ("prompts", "eval_prompts", "seeds"),
+    [
+        ([0, 100], [50, 150], "50 to 99"),
+        ([0, 100], [99, 150], "99 to 99"),
+        ([50, 150], [0, 51], "50 to 50"),
+        ([0, 100], [10, 20], "10 to 19"),
+        ([10, 20], [0, 100], "10 to 19"),
+    ],
+)
+def test_held_out_prompts_are_apart_from_those_of_training(
+    prompts: list[int], eval_prompts: list[int], seeds: str
+) -> None:
+    error = refused(tasks={"maze": {"prompts": prompts, "eval_prompts": eval_prompts}})
+    assert error.path == "tasks.maze.eval_prompts"
+    assert error.problem == f"seeds {seeds} are also used for training; held-out ones must be apart"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "eval_prompts"), [([0, 100], [100, 150]), ([100, 150], [0, 100]), ([0, 1], [1, 2])]
+)
+def test_they_may_touch(prompts: list[int], eval_prompts: list[int]) -> None:
+    config(tasks={"maze": {"prompts": prompts, "eval_prompts": eval_prompts}})
+
+
+@pytest.mark.parametrize("key", ["prompts", "eval_prompts"])
+@pytest.mark.parametrize("seeds", [[5, 5], [6, 5], [-1, 5]])
+def test_a_range_of_seeds_is_not_empty(key: str, seeds: list[int]) -> None:
+    error = refused(tasks={"maze": {"prompts": [100, 200], key: seeds}})
+    assert error.path == f"tasks.maze.{key}"
+    assert "give [first, past-the-last]" in error.problem
+
+
+def test_the_second_task_is_checked_like_the_first() -> None:
+    assert refused(tasks={"maze": {}, "math": {"hardware": "A100"}}).path == "tasks.math.hardware"

@@ -1,0 +1,374 @@
+"""Groups as a specification: first by example, then as properties of arbitrary histories."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from rollart.policy.groups import FAILURES, MAX_PROMPT_ATTEMPTS, GroupBook, OpenGroup, Ticket
+from rollart.types.errors import InvariantBroken
+from rollart.types.ids import GroupId, PromptId, TrajectoryId
+from rollart.types.trajectory import TRAINABLE, Outcome, Prompt, Purpose
+from rollart.types.versions import Version
+
+V0, V1, V2 = Version(0, 0), Version(0, 1), Version(0, 2)
+G = GroupId(1)
+
+
+def ticket(task: str = "maze", **history: int) -> Ticket:
+    return Ticket(Prompt(PromptId("7"), task, 7), **history)
+
+
+def book(size: int = 2, extra: int = 0, started: Sequence[int] = ()) -> GroupBook:
+    """A book with the training group 1, and these of its members started."""
+    made = GroupBook()
+    made.open(G, ticket(), Purpose.TRAIN, size=size, extra=extra)
+    for member in started:
+        made.member_started(G, TrajectoryId(member))
+    return made
+
+
+def end(groups: GroupBook, member: int, outcome: Outcome = Outcome.COMPLETED) -> OpenGroup:
+    return groups.member_ended(G, TrajectoryId(member), outcome)
+
+
+# --- starting members -----------------------------------------------------------------------------------------------
+
+
+def test_a_group_wants_its_size_and_its_extra_members() -> None:
+    groups = book(size=3, extra=2)
+    assert groups[G].wanted == 5
+    groups.member_started(G, TrajectoryId(1))
+    assert groups[G].wanted == 4
+    end(groups, 1)
+    assert groups[G].wanted == 4, "one with a result is not started again"
+
+
+def test_a_failed_member_is_replaced_and_one_with_a_result_is_not() -> None:
+    groups = book(size=2, started=[1, 2])
+    assert groups.short_of_members("maze") is None
+    end(groups, 1, Outcome.ENV_FAILED)
+    assert groups[G].wanted == 1
+    assert groups.short_of_members("maze") is groups[G]
+
+
+def test_wanted_is_never_negative() -> None:
+    groups = book(size=1, started=[1, 2, 3])
+    assert groups[G].wanted == 0
+
+
+def test_members_are_numbered_from_the_ticket_and_numbers_are_never_reused() -> None:
+    groups = GroupBook()
+    groups.open(G, ticket(next_member=5), Purpose.TRAIN, size=2, extra=0)
+    assert groups.member_started(G, TrajectoryId(1)) == 5
+    end(groups, 1, Outcome.ENGINE_FAILED)
+    assert groups.member_started(G, TrajectoryId(2)) == 6
+    assert groups.member_started(G, TrajectoryId(3)) == 7
+    assert groups[G].requeued(failed=False).next_member == 8
+
+
+def test_the_oldest_group_of_a_task_that_is_short_comes_first() -> None:
+    groups = GroupBook()
+    first = groups.open(GroupId(1), ticket(), Purpose.TRAIN, size=1, extra=0)
+    second = groups.open(GroupId(2), ticket(), Purpose.TRAIN, size=1, extra=0)
+    other = groups.open(GroupId(3), ticket("math"), Purpose.TRAIN, size=1, extra=0)
+    assert groups.short_of_members("maze") is first
+    groups.member_started(first.id, TrajectoryId(1))
+    assert groups.short_of_members("maze") is second
+    groups.member_started(second.id, TrajectoryId(2))
+    assert groups.short_of_members("maze") is None
+    assert groups.short_of_members("math") is other
+    assert groups.short_of_members("unknown") is None
+
+
+def test_a_group_that_is_short_again_comes_before_later_ones() -> None:
+    groups = book(size=1, started=[1])
+    groups.open(GroupId(2), ticket(), Purpose.TRAIN, size=1, extra=0)
+    end(groups, 1, Outcome.ENV_FAILED)
+    assert groups.short_of_members("maze") is groups[G]
+
+
+def test_a_complete_group_wants_nobody_even_if_extra_members_failed() -> None:
+    groups = book(size=1, extra=1, started=[1, 2])
+    end(groups, 1)
+    end(groups, 2, Outcome.ENV_FAILED)
+    assert groups[G].complete
+    assert groups.short_of_members("maze") is None
+
+
+# --- ends of members ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_a_member_is_kept_if_it_has_a_result_and_counted_if_it_failed(outcome: Outcome) -> None:
+    group = end(book(started=[1]), 1, outcome)
+    assert list(group.kept) == ([1] if outcome in (Outcome.COMPLETED, Outcome.TRUNCATED) else [])
+    failures = (Outcome.ENV_FAILED, Outcome.ENGINE_FAILED, Outcome.REWARD_FAILED)
+    assert group.failed == (1 if outcome in failures else 0)
+    assert not group.running
+
+
+def test_an_outcome_is_a_result_a_failure_or_neither() -> None:
+    assert not TRAINABLE & FAILURES
+    assert set(Outcome) - TRAINABLE - FAILURES == {Outcome.STALE, Outcome.REDUNDANT, Outcome.CANCELLED}
+
+
+def test_a_member_leaves_once() -> None:
+    groups = book(started=[1])
+    end(groups, 1)
+    with pytest.raises(InvariantBroken, match="trajectory 1 of group 1 ended twice, or was never started"):
+        end(groups, 1)
+    with pytest.raises(InvariantBroken):
+        end(groups, 99)
+
+
+def test_a_group_is_complete_with_its_last_result_and_keeps_no_more() -> None:
+    groups = book(size=2, extra=1, started=[1, 2, 3])
+    assert not end(groups, 2).complete
+    assert end(groups, 1).complete
+    group = end(groups, 3)
+    assert list(group.kept) == [2, 1], "in the order of their ends"
+    assert not group.failed
+
+
+@pytest.mark.parametrize("size", [1, 2, 8])
+def test_a_group_is_hopeless_when_more_than_twice_its_size_and_two_failed(size: int) -> None:
+    groups = book(size=size)
+    for member in range(2 * size + 2):
+        groups.member_started(G, TrajectoryId(member))
+        assert not end(groups, member, Outcome.REWARD_FAILED).hopeless
+    groups.member_started(G, TrajectoryId(999))
+    assert end(groups, 999, Outcome.REWARD_FAILED).hopeless
+
+
+# --- age ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_group_is_as_old_as_its_oldest_member_running_or_kept() -> None:
+    groups = book(size=3, started=[1, 2, 3])
+    assert groups[G].oldest is None
+    groups.first_token(G, TrajectoryId(1), V2)
+    assert groups[G].oldest == V2
+    groups.first_token(G, TrajectoryId(2), V1)
+    assert groups[G].oldest == V1
+    end(groups, 2)
+    assert groups[G].oldest == V1, "kept members age on"
+    groups.first_token(G, TrajectoryId(3), V0)
+    assert groups[G].oldest == V0
+    end(groups, 3, Outcome.ENV_FAILED)
+    assert groups[G].oldest == V1, "who left does not"
+
+
+def test_masked_members_do_not_age_the_group() -> None:
+    groups = book(size=3, started=[1, 2, 3])
+    groups.first_token(G, TrajectoryId(1), V0)
+    groups.first_token(G, TrajectoryId(2), V1)
+    groups.first_token(G, TrajectoryId(3), V2)
+    groups.masked(G, TrajectoryId(1))
+    assert groups[G].oldest == V1
+    end(groups, 1)
+    end(groups, 2)
+    assert groups[G].oldest == V1
+    groups.masked(G, TrajectoryId(2))
+    assert groups[G].oldest == V2
+    assert list(groups[G].kept) == [1, 2], "they stay members"
+    groups.masked(G, TrajectoryId(99))  # one that left
+    assert groups[G].oldest == V2
+
+
+def test_a_masked_member_stays_masked_when_its_turn_ends() -> None:
+    """Its first token is told twice: by the progress of its first turn and at the end of that turn."""
+    groups = book(started=[1])
+    groups.first_token(G, TrajectoryId(1), V0)
+    groups.masked(G, TrajectoryId(1))
+    groups.first_token(G, TrajectoryId(1), V0)
+    assert groups[G].oldest is None
+
+
+def test_only_running_members_have_a_first_token() -> None:
+    groups = book(started=[1])
+    end(groups, 1, Outcome.ENV_FAILED)
+    with pytest.raises(InvariantBroken, match="trajectory 1 of group 1"):
+        groups.first_token(G, TrajectoryId(1), V0)
+    assert not groups[G].running
+
+
+# --- groups ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_group_is_opened_once_and_closed_once() -> None:
+    groups = book()
+    assert G in groups
+    assert len(groups) == 1
+    with pytest.raises(InvariantBroken, match="group 1 was opened twice"):
+        groups.open(G, ticket(), Purpose.TRAIN, size=1, extra=0)
+    opened = groups[G]
+    assert groups.close(G) is opened
+    assert G not in groups
+    assert len(groups) == 0
+    assert groups.groups() == []
+    with pytest.raises(KeyError):
+        groups.close(G)
+
+
+def test_nobody_is_started_for_a_closed_group() -> None:
+    groups = book()
+    assert groups.short_of_members("maze") is not None
+    groups.close(G)
+    assert groups.short_of_members("maze") is None
+
+
+def test_only_training_groups_count_for_admission() -> None:
+    groups = book()
+    groups.open(GroupId(2), ticket(), Purpose.TRAIN, size=1, extra=0)
+    groups.open(GroupId(3), ticket(), Purpose.EVAL, size=1, extra=0)
+    groups.open(GroupId(4), ticket("math"), Purpose.TRAIN, size=1, extra=0)
+    assert (groups.training("maze"), groups.training("math"), groups.training("unknown")) == (2, 1, 0)
+    groups.close(GroupId(3))
+    assert groups.training("maze") == 2
+    groups.close(GroupId(2))
+    groups.close(G)
+    assert (groups.training("maze"), groups.training("math")) == (0, 1)
+
+
+def test_a_group_knows_what_it_was_opened_for() -> None:
+    opened = GroupBook().open(GroupId(9), ticket("math", attempt=2), Purpose.EVAL, size=1, extra=3)
+    assert (opened.id, opened.task, opened.purpose, opened.size, opened.extra) == (9, "math", Purpose.EVAL, 1, 3)
+    assert opened.ticket.attempt == 2
+
+
+@pytest.mark.parametrize(("failed", "failures"), [(False, 1), (True, 2)])
+def test_a_requeued_prompt_keeps_its_history(failed: bool, failures: int) -> None:
+    groups = GroupBook()
+    before = ticket(attempt=3, failures=1, next_member=10)
+    group = groups.open(G, before, Purpose.TRAIN, size=2, extra=0)
+    groups.member_started(G, TrajectoryId(1))
+    assert group.requeued(failed=failed) == Ticket(before.prompt, 4, failures, 11)
+
+
+def test_a_new_prompt_has_no_history_and_may_fail_a_few_times() -> None:
+    assert ticket() == Ticket(ticket().prompt, attempt=0, failures=0, next_member=0)
+    assert MAX_PROMPT_ATTEMPTS == 3
+
+
+# --- any history ----------------------------------------------------------------------------------------------------
+
+
+class Histories(RuleBasedStateMachine):
+    """Groups of two tasks with members that start, age, are masked and end in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.book = GroupBook()
+        self.opened = 0
+        self.started = 0
+        self.left: set[int] = set()
+        """Members that ended, or were running when their group was closed."""
+        self.ages: dict[int, Version] = {}
+        self.masks: set[int] = set()
+        self.numbers: dict[int, list[int]] = {}
+
+    def member(self, data: st.DataObject) -> tuple[OpenGroup, TrajectoryId] | None:
+        running = [(group, id) for group in self.book.groups() for id in group.running]
+        return data.draw(st.sampled_from(running)) if running else None
+
+    @rule(
+        task=st.sampled_from(["maze", "math"]),
+        size=st.integers(1, 3),
+        extra=st.integers(0, 2),
+        purpose=st.sampled_from(Purpose),
+    )
+    def open(self, task: str, size: int, extra: int, purpose: Purpose) -> None:
+        self.opened += 1
+        self.book.open(GroupId(self.opened), ticket(task), purpose, size=size, extra=extra)
+
+    @rule(task=st.sampled_from(["maze", "math"]))
+    def start(self, task: str) -> None:
+        group = self.book.short_of_members(task)
+        short = [group for group in self.book.groups() if group.task == task and group.wanted and not group.complete]
+        assert group is (short[0] if short else None)
+        if group is None:
+            return
+        self.started += 1
+        self.numbers.setdefault(group.id, []).append(self.book.member_started(group.id, TrajectoryId(self.started)))
+
+    @precondition(lambda self: self.book.groups())
+    @rule(data=st.data(), step=st.integers(0, 3))
+    def first_token(self, data: st.DataObject, step: int) -> None:
+        found = self.member(data)
+        if found is not None and found[1] not in self.ages:
+            self.ages[found[1]] = Version(0, step)
+            self.book.first_token(found[0].id, found[1], Version(0, step))
+
+    @precondition(lambda self: self.book.groups())
+    @rule(data=st.data())
+    def mask(self, data: st.DataObject) -> None:
+        members = [(group, id) for group in self.book.groups() for id in [*group.running, *group.kept]]
+        if members:
+            group, id = data.draw(st.sampled_from(members))
+            self.masks.add(id)
+            self.book.masked(group.id, id)
+
+    @precondition(lambda self: self.book.groups())
+    @rule(data=st.data(), outcome=st.sampled_from(Outcome))
+    def end(self, data: st.DataObject, outcome: Outcome) -> None:
+        found = self.member(data)
+        if found is None:
+            return
+        group, id = found
+        kept, failed = len(group.kept), group.failed
+        self.book.member_ended(group.id, id, outcome)
+        self.left.add(id)
+        assert (id in group.kept) == (outcome in TRAINABLE and kept < group.size)
+        assert group.failed == failed + (outcome in FAILURES)
+        with pytest.raises(InvariantBroken):
+            self.book.member_ended(group.id, id, outcome)
+
+    @precondition(lambda self: self.book.groups())
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        group = data.draw(st.sampled_from(self.book.groups()))
+        self.left.update(group.running)
+        self.book.close(group.id)
+
+    @invariant()
+    def every_member_is_in_one_place(self) -> None:
+        running = [id for group in self.book.groups() for id in group.running]
+        assert len(running) == len(set(running))
+        assert set(running) | self.left == set(range(1, self.started + 1))
+        assert not set(running) & self.left
+
+    @invariant()
+    def groups_keep_to_their_size(self) -> None:
+        for group in self.book.groups():
+            assert len(group.kept) <= group.size
+            assert group.complete == (len(group.kept) == group.size)
+            assert 0 <= group.wanted <= group.size + group.extra
+            assert len(group.running) <= group.size + group.extra
+
+    @invariant()
+    def the_oldest_unmasked_member_is_the_age(self) -> None:
+        for group in self.book.groups():
+            members = [*group.running, *group.kept]
+            ages = [self.ages[id] for id in members if id in self.ages and id not in self.masks]
+            assert group.oldest == min(ages, default=None)
+
+    @invariant()
+    def counts_are_those_of_the_groups(self) -> None:
+        assert len(self.book) == len(self.book.groups())
+        for task in ("maze", "math"):
+            training = [g for g in self.book.groups() if g.task == task and g.purpose is Purpose.TRAIN]
+            assert self.book.training(task) == len(training)
+
+    @invariant()
+    def member_numbers_are_used_once(self) -> None:
+        for numbers in self.numbers.values():
+            assert numbers == list(range(len(numbers)))
+
+
+def test_the_rules_hold_in_any_history() -> None:
+    run_state_machine_as_test(
+        Histories, settings=settings(max_examples=80, stateful_step_count=40, deadline=None, print_blob=False)
+    )
