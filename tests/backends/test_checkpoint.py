@@ -41,15 +41,16 @@ def test_the_newest_of_those_kept_is_found(tmp_path):
     assert names(root) == ["step-00000003.epoch-1"]
 
 
-def test_a_trainer_that_was_replaced_saves_nothing(tmp_path):
+def test_a_trainer_that_was_replaced_harms_no_successor(tmp_path):
     replaced = put(tmp_path, V1)
-    put(tmp_path, Version(1, 1))
-    draft = tmp_path / ".step-00000002.epoch-1.tmp"  # its successor is at it
+    draft = tmp_path / ".step-00000001.epoch-1.tmp"  # the successor is at it
     draft.mkdir()
-    for version in (V2, Version(1, 1)):
+    replaced.save(V2, contents(V2), {"at": "v0.2"})
+    assert draft.exists()
+    put(tmp_path, Version(1, 1))
+    for version in (V3, Version(1, 1)):
         with pytest.raises(NotSaved, match=r"not newer than the checkpoint of v1\.1"):
             replaced.save(version, contents(version), {})
-    assert draft.exists()
     assert found(tmp_path) == Version(1, 1)
 
 

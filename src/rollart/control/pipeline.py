@@ -31,7 +31,7 @@ from rollart.policy.staleness import StalenessBound
 from rollart.ports.prompts import PromptSource
 from rollart.ports.runtime import Runtime
 from rollart.ports.sink import EventSink
-from rollart.types.errors import TrainerLost, TrainingFailed
+from rollart.types.errors import InvariantBroken, TrainerLost, TrainingFailed
 from rollart.types.journal import (
     CheckpointFailed,
     CheckpointSaved,
@@ -139,6 +139,7 @@ class Pipeline:
                     config.seed,
                     config.groups_per_batch(),
                     config.batch.group_size,
+                    config.batch.extra_groups,
                 )
             )
         self._stalls.start()
@@ -199,6 +200,11 @@ class Pipeline:
         if self._resumed:
             self._resumed = False
             end_buried_groups(context)
+        if step > context.lineage.step:
+            raise InvariantBroken(
+                f"the trainer's checkpoint holds step {step}, the journal knows of {context.lineage.step}: "
+                "they are not of one run, or a claim was not durable. Give the run folder that they belong to."
+            )
 
     async def _train_all(self, step: int) -> None:
         """Every step, from `step` on; a trainer that is lost takes us back to its checkpoint."""

@@ -13,6 +13,7 @@ from rollart.policy.health import REWARD, HealthBook, Retry
 from rollart.policy.watch import Wait
 from rollart.types.errors import InvariantBroken, RewardFault
 from rollart.types.ids import WorkerId
+from rollart.types.journal import RewardArrived
 from rollart.types.messages import RewardInfo, Role, Score, Scored, ScoreFailed, WorkerInfo
 from rollart.types.trajectory import Trajectory
 
@@ -120,6 +121,7 @@ class RewardDispatch:
             return
         self._close(event.key)
         if not question.future.done():
+            self._context.record(RewardArrived(self._context.now(), question.score.trajectory, float(value)))
             question.future.set_result(float(value))
 
     def _score_failed(self, worker: WorkerId, event: ScoreFailed) -> None:

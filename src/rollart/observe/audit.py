@@ -38,7 +38,7 @@ class Violation(NamedTuple):
 
 
 class _Trajectory:
-    __slots__ = ("ended", "engine", "first", "group", "id", "last", "sampled", "turns")
+    __slots__ = ("ended", "engine", "engines", "first", "group", "id", "last", "reward", "sampled", "turns")
 
     def __init__(self, id: TrajectoryId, group: "_Group") -> None:
         self.id = id
@@ -48,6 +48,8 @@ class _Trajectory:
         self.first: Version | None = None
         self.last: Version | None = None
         self.engine: WorkerId | None = None
+        self.engines: list[WorkerId] = []
+        self.reward: float | None = None
         self.ended: j.TrajectoryEnded | None = None
 
 
@@ -72,6 +74,9 @@ class _Engine:
         self.dead = False
         self.version: Version | None = None
         self.had: set[Version] = set()
+
+
+_FAILURES = frozenset({Outcome.ENV_FAILED, Outcome.ENGINE_FAILED, Outcome.REWARD_FAILED})
 
 
 def audit(events: Iterable[j.JournalEvent]) -> list[Violation]:
@@ -104,6 +109,10 @@ class Auditor:
         self._tickets: dict[int, str] = {}
         """Every ticket that is not settled: waiting, open, or trained."""
         self._next_ticket = 0
+        self._tasks: dict[int, str] = {}
+        self._waiting: Counter[str] = Counter()
+        self._making: Counter[str] = Counter()
+        """Training groups that are open or ready, by task."""
         self._trained: dict[GroupId, tuple[int, int, tuple[TrajectoryId, ...]]] = {}
         """Trained since the last checkpoint: step, ticket and trajectories."""
         self._redistributed: dict[int, list[j.ShareRedistributed]] = {}
@@ -128,6 +137,7 @@ class Auditor:
             j.GroupOpened: self._group_opened,
             j.GroupEnded: self._group_ended,
             j.TrajectoryStarted: self._trajectory_started,
+            j.RewardArrived: self._reward_arrived,
             j.TrajectoryEnded: self._trajectory_ended,
             j.Placed: self._placed,
             j.TurnEnded: self._turn_ended,
@@ -246,11 +256,11 @@ class Auditor:
             self._wrong(4, f"{event.worker} went back from {engine.version} to {event.version}")
         engine.version = event.version
         engine.had.add(event.version)
-        if self._served is None:
+        if self._served is None or event.version > self._served:
             self._served = event.version
 
     def _weights_synced(self, event: j.WeightsSynced) -> None:
-        if self._served is not None and event.version <= self._served:
+        if self._served is not None and event.version < self._served:
             self._wrong(4, f"the run went from {self._served} to {event.version}")
         for worker, engine in self._engines.items():
             if engine.version is not None and not engine.dead and engine.version != event.version:
@@ -269,7 +279,21 @@ class Auditor:
         if event.ticket != self._next_ticket:
             self._wrong(1, f"ticket {event.ticket} was taken, {self._next_ticket} was next: a prompt was skipped")
         self._next_ticket = max(self._next_ticket, event.ticket + 1)
-        self._tickets[event.ticket] = "waiting"
+        task = event.prompt.task
+        if self._waiting[task]:
+            self._wrong(1, f"ticket {event.ticket} was taken while {self._waiting[task]} of {task} wait: passed over")
+        self._tasks[event.ticket] = task
+        self._move(event.ticket, "waiting")
+
+    def _move(self, ticket: int, state: str) -> None:
+        """A ticket changes its state; nothing is kept of a settled one."""
+        task = self._tasks[ticket]
+        self._waiting[task] += (state == "waiting") - (self._tickets.get(ticket) == "waiting")
+        if state == "settled":
+            self._tickets.pop(ticket, None)
+            del self._tasks[ticket]
+        else:
+            self._tickets[ticket] = state
 
     def _group_opened(self, event: j.GroupOpened) -> None:
         if event.group != self._next_group:
@@ -281,14 +305,34 @@ class Auditor:
             state = self._tickets.get(event.ticket, "settled")
             if state != "waiting":
                 self._wrong(1, f"group {event.group} was opened for ticket {event.ticket}, which is {state}")
-            self._tickets[event.ticket] = "open"
+            if state != "settled":
+                self._move(event.ticket, "open")
+            self._check_admission(event)
         self._groups[event.group] = _Group(event)
+
+    def _check_admission(self, event: j.GroupOpened) -> None:
+        """Open and ready groups fit into the batches that can still be claimed within the bound."""
+        self._making[event.task] += 1
+        run, served = self._run, self._served
+        if run is None or served is None or event.task not in run.groups_per_batch:
+            return
+        mode = MODES[Mode(run.mode)]
+        ahead = served.step + 1 + int(mode.overlap) - (self._step + len(self._claims))
+        batches = ahead + run.alpha if mode.interrupt else min(ahead, 1)
+        changes = [change for step in self._redistributed.values() for change in step]
+        taken_over = sum(change.filled_by.get(event.task, 0) for change in changes)
+        limit = batches * run.groups_per_batch[event.task] + run.extra_groups + taken_over
+        making = self._making[event.task]
+        if making > limit:
+            self._wrong(2, f"{making} groups of {event.task} are in the making, at most {limit} may be")
 
     def _group_ended(self, event: j.GroupEnded) -> None:
         group = self._groups.pop(event.group, None)
         if group is None:
             self._wrong(1, f"group {event.group} ended twice, or was never opened")
             return
+        if group.opened.purpose is Purpose.TRAIN and group.trained is None:
+            self._making[group.opened.task] -= 1
         if event.outcome is GroupOutcome.TRAINED:
             if group.trained is None:
                 self._wrong(1, f"group {event.group} ended as trained, but no step trained it")
@@ -308,12 +352,12 @@ class Auditor:
             return
         ticket = group.opened.ticket
         if event.outcome is GroupOutcome.TRAINED:
-            self._tickets[ticket] = "trained"
+            self._move(ticket, "trained")
             self._trained[group.id] = (group.trained or 0, ticket, tuple(group.members))
         elif event.requeued:
-            self._tickets[ticket] = "waiting"
+            self._move(ticket, "waiting")
         elif event.outcome in (GroupOutcome.FILTERED, GroupOutcome.FAILED):
-            del self._tickets[ticket]
+            self._move(ticket, "settled")
         else:
             self._wrong(1, f"group {group.id} ended as {event.outcome.value} and its prompt was not queued again")
 
@@ -342,6 +386,7 @@ class Auditor:
                 4, f"trajectory {event.trajectory} at {trajectory.last} moved to {event.engine} at {engine.version}"
             )
         trajectory.engine = event.engine
+        trajectory.engines.append(event.engine)
 
     def _turn_ended(self, event: j.TurnEnded) -> None:
         trajectory = self._trajectories.get(event.trajectory)
@@ -362,11 +407,20 @@ class Auditor:
     def _token_version(self, trajectory: _Trajectory, version: Version) -> None:
         if trajectory.last is not None and version < trajectory.last:
             self._wrong(4, f"trajectory {trajectory.id}: {version} after {trajectory.last}")
-        if not any(version in engine.had for engine in self._engines.values()):
-            self._wrong(4, f"trajectory {trajectory.id} has tokens of {version}, which no engine served")
+        if not any(version in self._engines[engine].had for engine in trajectory.engines if engine in self._engines):
+            self._wrong(4, f"trajectory {trajectory.id} has tokens of {version}, which none of its engines served")
         trajectory.last = version
         if trajectory.first is None:
             trajectory.first = version
+
+    def _reward_arrived(self, event: j.RewardArrived) -> None:
+        trajectory = self._trajectories.get(event.trajectory)
+        if trajectory is None or trajectory.ended is not None or trajectory.reward is not None:
+            self._wrong(1, f"a reward of trajectory {event.trajectory}, which does not wait for one")
+        elif not math.isfinite(event.value):
+            self._wrong(1, f"the reward of trajectory {event.trajectory} is {event.value}")
+        else:
+            trajectory.reward = event.value
 
     def _trajectory_ended(self, event: j.TrajectoryEnded) -> None:
         trajectory = self._trajectories.get(event.trajectory)
@@ -381,9 +435,11 @@ class Auditor:
         if (event.first, event.last) != (trajectory.first, trajectory.last):
             self._wrong(4, f"trajectory {event.trajectory} says versions {event.first}–{event.last}, its turns differ")
         result = event.outcome in TRAINABLE
-        if result and (event.reward is None or not math.isfinite(event.reward)):
-            self._wrong(1, f"trajectory {event.trajectory} is {event.outcome.value} with reward {event.reward}")
-        if not result and event.reward is not None and event.outcome is not Outcome.CANCELLED:
+        if result and (event.reward is None or event.reward != trajectory.reward):
+            self._wrong(
+                1, f"trajectory {event.trajectory} ended with {event.reward}; its reward was {trajectory.reward}"
+            )
+        if event.outcome in _FAILURES and event.reward is not None:
             self._wrong(1, f"trajectory {event.trajectory} is {event.outcome.value} and has a reward")
         if result:
             trajectory.group.results.append(event.trajectory)
@@ -417,6 +473,7 @@ class Auditor:
         if group.opened.purpose is Purpose.EVAL:
             self._wrong(1, f"claim {event.claim} takes evaluation group {id}")
         group.claim = event.claim
+        self._making[group.opened.task] -= 1
         return group
 
     def _check_shares(self, event: j.BatchClaimed, groups: list[_Group]) -> None:
@@ -485,6 +542,7 @@ class Auditor:
             group = self._groups.get(id)
             if group is not None:
                 group.claim = None
+                self._making[group.opened.task] += 1
 
     def _share_redistributed(self, event: j.ShareRedistributed) -> None:
         if sum(event.missing.values()) != sum(event.filled_by.values()):
@@ -498,14 +556,15 @@ class Auditor:
             self._wrong(1, f"a checkpoint of {event.version} while the lineage is at step {self._step}")
         for id, (step, ticket, _) in list(self._trained.items()):
             if step <= event.version.step:
-                del self._trained[id], self._tickets[ticket]
+                del self._trained[id]
+                self._move(ticket, "settled")
 
     def _rolled_back(self, event: j.RolledBack) -> None:
         void = {id: entry for id, entry in self._trained.items() if entry[0] > event.step}
         if set(void) != set(event.groups):
             self._wrong(1, f"the roll-back to step {event.step} names {len(event.groups)} groups; {len(void)} are void")
         for id, (_, ticket, _) in void.items():
-            self._tickets[ticket] = "waiting"
+            self._move(ticket, "waiting")
             del self._trained[id]
         self._step = event.step
         self._redistributed.clear()

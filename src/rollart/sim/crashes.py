@@ -18,12 +18,13 @@ from rollart.sim.lossy import LossyRuntime
 from rollart.sim.run import parts
 from rollart.sim.runtime import VirtualRuntime
 from rollart.sim.scenario import Scenario, parse_scenario
-from rollart.types.errors import NoEngine, WorkerLost
+from rollart.types.errors import NoEngine, StalledRun, WorkerLost
 from rollart.types.journal import JournalEvent, RunEnded, StepTrained, TrajectoryStarted, WorkerDied
 from rollart.types.messages import Role
 from rollart.types.snapshot import RunState
 
 ALL_DEAD_WITHIN_S = 60.0
+MAX_SECONDS = 50_000.0
 
 
 class Fuzzed(NamedTuple):
@@ -107,14 +108,15 @@ def _run_once(
     try:
         task = loop.create_task(main(), name="controller")
         task.add_done_callback(lambda _: loop.stop())
-        if dies_at_s is not None:
-            loop.call_at(dies_at_s, loop.stop)
+        loop.call_at(MAX_SECONDS if dies_at_s is None else dies_at_s, loop.stop)
         asyncio.set_event_loop(loop)
         loop.run_forever()
         if task.done():
             return False, task.exception()
         journal.crash()
         cancel_rest(loop)
+        if dies_at_s is None:
+            return False, StalledRun(f"not over after {MAX_SECONDS:g} s of virtual time")
         return True, None
     finally:
         asyncio.set_event_loop(None)

@@ -29,6 +29,7 @@ class RunStarted(Event, frozen=True):
     seed: int
     groups_per_batch: dict[str, int]
     group_size: int
+    extra_groups: int = 0
 
 
 class RunEnded(Event, frozen=True):
@@ -198,6 +199,13 @@ class TurnEnded(Event, frozen=True):
     versions: tuple[tuple[Version, int], ...]
 
 
+class RewardArrived(Event, frozen=True):
+    """The reward of a finished episode: once per trajectory, however often it was asked for and answered."""
+
+    trajectory: TrajectoryId
+    value: float
+
+
 class TrajectoryEnded(Event, frozen=True):
     trajectory: TrajectoryId
     outcome: Outcome
@@ -291,6 +299,7 @@ JournalEvent = (
     | TrajectoryStarted
     | Placed
     | TurnEnded
+    | RewardArrived
     | TrajectoryEnded
     | GroupEnded
     | BatchClaimed
