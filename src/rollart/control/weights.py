@@ -103,9 +103,10 @@ class WeightSync:
     def _updated(self, worker: WorkerId, event: Updated) -> None:
         if not self._answered(worker, Updated, event.version):
             return
-        self._context.record(EngineUpdated(self._context.now(), worker, event.version))
         self._send(self._book.updated(worker, event.version))
+        # Not in service if the run moved on meanwhile: then it stages again, and nothing is sampled with this version.
         if self._book.in_service(worker):
+            self._context.record(EngineUpdated(self._context.now(), worker, event.version))
             self._newest_in_service = max(event.version, self._newest_in_service or event.version)
             self._proxy.serves(worker, event.version)
         self._tell()

@@ -45,6 +45,7 @@ from rollart.types.messages import (
     Trained,
     TurnDone,
     Update,
+    Updated,
     WorkerCommand,
     WorkerEvent,
     WorkerInfo,
@@ -56,7 +57,7 @@ Kind = Literal[
 
 MESSAGES: dict[str, type] = {
     message.__name__: message
-    for message in (Add, Observed, Save, Score, Scored, Stage, Step, Trained, TurnDone, Update)
+    for message in (Add, Observed, Save, Score, Scored, Stage, Step, Trained, TurnDone, Update, Updated)
 }
 FACTORY = "rollart.sim.faults:FaultyWorker"
 

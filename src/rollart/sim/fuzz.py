@@ -101,7 +101,7 @@ def _tables(dice: _Dice, mode: Mode, seed: int) -> dict[str, Any]:
         "steps": steps,
         "mode": mode.value,
         "alpha": dice.whole(0, 2),
-        "checkpoint_every": dice.whole(1, 3),
+        "checkpoint_every": dice.whole(1, 4),
         "eval_every": dice.one_of(0, 0, 2),
         "rolling_update": dice.chance(0.3),
         "reward_workers": dice.whole(1, 2),
@@ -181,7 +181,12 @@ def _faults(dice: _Dice, tasks: list[str], pools: list[str], tables: dict[str, A
     """A handful of faults, or none in one world of ten."""
     if dice.chance(0.1):
         return []
-    return [_one_fault(dice, tasks, pools, tables) for _ in range(dice.whole(1, 5))]
+    chosen = [_one_fault(dice, tasks, pools, tables) for _ in range(dice.whole(1, 5))]
+    if dice.chance(0.3):
+        # A sync that takes a while is where it can be cut, and where engines of two versions serve side by side.
+        slow = dice.real(0.2, 4.0)
+        chosen.append(Fault(20, "late", "engine/", on="Updated", for_s=slow, limit=10_000, incarnations=100))
+    return chosen
 
 
 def _one_fault(dice: _Dice, tasks: list[str], pools: list[str], tables: dict[str, Any]) -> Fault:

@@ -124,6 +124,8 @@ class VersionPublished(Event, frozen=True):
 
 
 class EngineUpdated(Event, frozen=True):
+    """The engine is in service with this version from here on."""
+
     worker: WorkerId
     version: Version
 
