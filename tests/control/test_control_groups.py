@@ -11,7 +11,14 @@ from rollart.observe.report import make_report
 from rollart.policy.groups import MAX_PROMPT_ATTEMPTS
 from rollart.types.errors import ShareUnfilled
 from rollart.types.ids import PromptId, TrajectoryId, WorkerId
-from rollart.types.journal import BatchClaimed, GroupEnded, GroupOpened, TrajectoryEnded, TrajectoryStarted
+from rollart.types.journal import (
+    BatchClaimed,
+    GroupEnded,
+    GroupOpened,
+    TrajectoryEnded,
+    TrajectoryStarted,
+    WeightsSynced,
+)
 from rollart.types.messages import EnvironmentFailed, Observed, Reset, WorkerCommand, WorkerEvent
 from rollart.types.trajectory import TRAINABLE, GroupOutcome, Outcome, Trajectory
 
@@ -145,8 +152,8 @@ def test_groups_past_the_bound_end_as_stale_and_their_prompts_come_again(alpha: 
 
 def test_masked_members_stay_in_the_group_and_are_not_trained() -> None:
     masked: list[TrajectoryId] = []
-    for seed in range(6):
-        settings = (*SLOW_MEMBERS, "alpha=1", f"seed={seed}", 'tasks.game.stale="mask"', "tasks.game.environments=10")
+    for seed in range(8):
+        settings = (*SLOW_MEMBERS, "alpha=1", f"seed={seed}", 'tasks.game.stale="mask"', "tasks.game.environments=6")
         ran = run(world(*settings))
         completed(ran)  # the audit recomputes who has to be masked, and the staleness of the others
         here = [id for claim in ran.of(BatchClaimed) for id in claim.masked]
@@ -160,26 +167,37 @@ def test_masked_members_stay_in_the_group_and_are_not_trained() -> None:
     assert masked
 
 
-def test_a_masked_member_that_is_still_in_its_first_turn_does_not_age_its_group() -> None:
-    """With extra members, a masked one that still runs must not make the complete group stale."""
-    seen = 0
-    for seed in range(12):
-        settings = (
-            *SLOW_MEMBERS,
+@pytest.mark.parametrize("progress_s", [0.05, 5.0])
+@pytest.mark.parametrize("seed", [1, 6, 15, 17, 18, 20])
+def test_a_member_that_is_not_kept_does_not_age_its_group(seed: int, progress_s: float) -> None:
+    """With extra members, one past the bound may still be in its first turn when the group is complete."""
+    ran = run(
+        world(
+            "mode=rollart",
+            "steps=10",
             "alpha=0",
             f"seed={seed}",
+            "pools.wide.engines=4",
             'tasks.game.stale="mask"',
-            "batch.extra_members=1",
-            "tasks.game.environments=10",
+            "batch.extra_members=2",
+            "batch.extra_groups=2",
+            "tasks.game.environments=5",
             "tasks.game.max_turn_tokens=1000",
-            'sim.tasks.game.answer_tokens={kind="constant", value=30, tail_share=0.04, tail=900}',
+            'sim.tasks.game.answer_tokens={kind="constant", value=30, tail_share=0.06, tail=400}',
+            f"sim.engine.progress_interval_s={progress_s}",
         )
-        ran = run(world(*settings))
-        completed(ran)
-        ends = {end.trajectory: end for end in ran.of(TrajectoryEnded)}
-        group_of = {start.trajectory: start.group for start in ran.of(TrajectoryStarted)}
-        for end in ran.of(GroupEnded):
-            if end.outcome is GroupOutcome.STALE and "complete" in end.cause:
-                kept = [e for id, e in ends.items() if group_of[id] == end.group and e.outcome in TRAINABLE]
-                assert all(member.masked for member in kept)
-            seen += end.outcome is GroupOutcome.STALE
+    )
+    completed(ran)
+    group_of = {start.trajectory: start.group for start in ran.of(TrajectoryStarted)}
+    kept: defaultdict[int, list[int]] = defaultdict(list)
+    served = 0
+    for event in ran.events:
+        match event:
+            case TrajectoryEnded() if event.outcome in TRAINABLE and event.first is not None:
+                kept[group_of[event.trajectory]].append(event.first.step)
+            case WeightsSynced():
+                served = event.version.step
+            case GroupEnded() if event.outcome is GroupOutcome.STALE:
+                assert all(served - first > 0 for first in kept[event.group]), "somebody could have been trained"
+            case _:
+                pass

@@ -137,6 +137,19 @@ def test_claims_may_be_returned_in_any_order(order: tuple[ClaimId, ClaimId]) -> 
     assert ids(groups.ready()) == [1, 2, 3]
 
 
+def test_groups_that_left_are_forgotten() -> None:
+    groups = book(ready(1), ready(2))
+    groups.remove(ready(1))
+    groups.claim(C1, {"maze": 1}, BOUND, V0)
+    groups.trained(C1)
+    assert groups._places == {}
+
+
+def test_a_ready_group_does_not_change() -> None:
+    with pytest.raises(AttributeError):
+        ready(1).oldest = Version(0, 9)  # type: ignore[misc]
+
+
 # --- any history ----------------------------------------------------------------------------------------------------
 
 

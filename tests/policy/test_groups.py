@@ -251,6 +251,8 @@ def test_a_requeued_prompt_keeps_its_history(failed: bool, failures: int) -> Non
 def test_a_new_prompt_has_no_history_and_may_fail_a_few_times() -> None:
     assert ticket() == Ticket(ticket().prompt, attempt=0, failures=0, next_member=0)
     assert MAX_PROMPT_ATTEMPTS == 3
+    with pytest.raises(AttributeError):
+        ticket().failures = 1  # type: ignore[misc]
 
 
 # --- any history ----------------------------------------------------------------------------------------------------

@@ -129,6 +129,13 @@ def test_every_engine_in_service_stages_what_is_published_and_serves_on() -> Non
     assert (book.served, book.newest) == (V0, V1)
 
 
+def test_only_versions_that_may_still_be_staged_are_remembered() -> None:
+    book = serving(A)
+    for step in range(1, 10):
+        book.published(manifest(Version(0, step)))
+    assert list(book._manifests) == [V0, Version(0, 9)]
+
+
 def test_versions_only_grow() -> None:
     book = serving(A, version=V1)
     for version in (V0, V1):
@@ -159,6 +166,7 @@ def test_events_of_unknown_engines_and_doubled_ones_are_void() -> None:
     assert book.updated(A, V0) == []
     assert book.updated(A, V1) == [], "it was never told to"
     assert book.engine_left(B) == []
+    assert not book.in_service(B)
     assert (book.served, book.ready()) == (V0, True)
 
 
@@ -174,6 +182,14 @@ def test_staging_is_tried_a_few_times_then_the_engine_has_to_go() -> None:
     assert book.stage_failed(A, V1) is None
     book.engine_left(A)
     assert book.ready(), "the rest goes on without it"
+
+
+def test_a_new_engine_has_as_many_attempts() -> None:
+    book = serving(A)
+    book.engine_joined(B)
+    assert book.stage_failed(B, V0) == [(B, [stage(V0)])]
+    assert book.stage_failed(B, V0) == [(B, [stage(V0)])]
+    assert book.stage_failed(B, V0) is None
 
 
 def test_a_success_forgives_earlier_failures() -> None:

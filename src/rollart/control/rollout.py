@@ -265,7 +265,7 @@ class RolloutScheduler:
     # What episodes tell.
 
     def _first_token(self, trajectory: Trajectory, version: Version) -> None:
-        if trajectory.group in self._book and not trajectory.masked:
+        if trajectory.group in self._book:
             self._book.first_token(trajectory.group, trajectory.id, version)
 
     def _check_bound(self, trajectory: Trajectory) -> None:
@@ -332,7 +332,9 @@ class RolloutScheduler:
             self._evaluation.scored(trajectories[0])
             self._end_group(group, GroupOutcome.EVALUATED, Outcome.CANCELLED, "")
             return
-        if self._bound.violated(self._served(), group.oldest) or all(member.masked for member in trajectories):
+        # By those who are kept: how old the ones are that still run, and are redundant now, does not matter any more.
+        firsts = [member.first_version for member in trajectories if not member.masked]
+        if not firsts or any(self._bound.violated(self._served(), first) for first in firsts):
             self._end_group(group, GroupOutcome.STALE, Outcome.STALE, "past the staleness bound when complete")
             return
         if all(member.masked or member.first_version is None for member in trajectories):
