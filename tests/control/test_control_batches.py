@@ -81,7 +81,6 @@ def test_a_role_without_workers_stops_the_run() -> None:
     assert "environment" in str(ran.error)
 
 
-@pytest.mark.xfail(strict=True, reason="policy.shares: at its own wake-up a deadline may not have passed")
 def test_a_share_deadline_has_passed_when_it_asked_to_be_woken() -> None:
     """Otherwise virtual time stands still there: woken, nothing to do, woken again at the same moment."""
     for since in (0.1 * tenth for tenth in range(20_000)):

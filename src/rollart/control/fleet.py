@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from rollart.control.context import Context
 from rollart.policy.health import ENGINE, WORKER, GiveUp, HealthBook, Retry
+from rollart.policy.watch import Wait
 from rollart.ports.runtime import Runtime
 from rollart.types.errors import WorkerLost
 from rollart.types.ids import WorkerId
@@ -51,6 +52,7 @@ class Fleet:
         self._handlers: dict[type, Callable[[WorkerId, Any], None]] = {}
         self._health = {role: HealthBook(ENGINE if role is Role.ENGINE else WORKER) for role in Role}
         self._closing = False
+        self._joining: dict[WorkerId, Wait] = {}
         runtime.listen(self)
 
     def attach(self, role: Role, handler: RoleHandler) -> None:
@@ -76,6 +78,8 @@ class Fleet:
 
     async def close(self) -> None:
         self._closing = True
+        for worker in list(self._joining):
+            self._started(worker)
         self._alive.clear()
         await self._runtime.close()
 
@@ -85,6 +89,7 @@ class Fleet:
         spec = self._alive.get(worker)
         if spec is None:
             return
+        self._started(worker)
         self._context.record(WorkerJoined(self._context.now(), worker))
         with self._context.nursery.boundary:
             for handler in self._roles.get(spec.role, ()):
@@ -103,6 +108,7 @@ class Fleet:
 
     def _died(self, worker: WorkerId, reason: str) -> None:
         spec = self._alive.pop(worker, None)
+        self._started(worker)
         if spec is None or self._closing:
             return
         now = self._context.now()
@@ -132,4 +138,13 @@ class Fleet:
         worker = WorkerId(f"{spec.name}.{number}")
         self._alive[worker] = spec
         self._context.record(WorkerSpawned(self._context.now(), worker, spec.role, spec.pool))
+        seconds = self._context.config.deadlines.engine_joins_s
+        self._joining[worker] = self._context.waits.guard(
+            str(worker), "its start", seconds, "it is replaced", lambda _: self.replace(worker, "it did not come up")
+        )
         self._runtime.spawn(worker, spec.role, spec.factory, spec.settings)
+
+    def _started(self, worker: WorkerId) -> None:
+        wait = self._joining.pop(worker, None)
+        if wait is not None:
+            self._context.waits.close(wait)

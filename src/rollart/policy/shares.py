@@ -76,7 +76,11 @@ class ShareBook:
             return None
         short = self.missing(ready)
         waited = now - self._since
-        late = [task for task, rule in self._rules.items() if task not in self._given_up and waited >= rule.deadline_s]
+        late = [
+            task
+            for task, rule in self._rules.items()
+            if task not in self._given_up and now >= self._since + rule.deadline_s
+        ]
         for task in late:
             self._given_up[task] = None
         overdue = {task: short[task] for task in late if task in short}

@@ -201,6 +201,14 @@ class TurnEnded(Event, frozen=True):
     versions: tuple[tuple[Version, int], ...]
 
 
+class TurnAborted(Event, frozen=True):
+    """A turn was stopped; `sampled` tokens of it are wasted. May come after the end of its trajectory."""
+
+    trajectory: TrajectoryId
+    engine: WorkerId
+    sampled: int
+
+
 class RewardArrived(Event, frozen=True):
     """The reward of a finished episode: once per trajectory, however often it was asked for and answered."""
 
@@ -301,6 +309,7 @@ JournalEvent = (
     | TrajectoryStarted
     | Placed
     | TurnEnded
+    | TurnAborted
     | RewardArrived
     | TrajectoryEnded
     | GroupEnded
