@@ -51,7 +51,7 @@ class TaskSettings(Strict):
     reset_deadline_s: Seconds = 600.0
     step_deadline_s: Seconds = 120.0
     share_deadline_s: Seconds = 3600.0
-    """How long a batch waits for this task once all others have filled their shares."""
+    """How long a batch waits for this task, from when the trainer is free."""
     unfilled: Literal["redistribute", "stop"] = "redistribute"
     """What happens then: other tasks fill in for this batch (recorded), or the run stops."""
     eval_episodes: NotNegative = 0

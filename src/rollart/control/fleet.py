@@ -76,6 +76,12 @@ class Fleet:
             self._runtime.stop(worker)
             self.died(worker, reason)
 
+    def succeeded(self, worker: WorkerId) -> None:
+        """The worker has done what it is for: earlier deaths of its place no longer count against it."""
+        spec = self._alive.get(worker)
+        if spec is not None:
+            self._health[spec.role].succeeded(spec.name, self._context.now())
+
     async def close(self) -> None:
         self._closing = True
         for worker in list(self._joining):

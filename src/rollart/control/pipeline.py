@@ -216,7 +216,8 @@ class Pipeline:
                     if lost is not None:
                         raise lost
                 if step == self._context.config.steps:
-                    await self._sync(step)
+                    if self._context.mode.overlap:
+                        await self._sync(step)
                     return
                 batch = await self._claim(step)
                 if self._context.mode.overlap:

@@ -111,7 +111,7 @@ class RewardDispatch:
         able = [worker for worker in self._workers if task in self._tasks[worker] or not self._tasks[worker]]
         return min(able, key=lambda worker: self._workers[worker] / self._slots[worker], default=None)
 
-    def _scored(self, worker: WorkerId, event: Scored) -> None:  # noqa: ARG002 - who answered does not matter
+    def _scored(self, worker: WorkerId, event: Scored) -> None:
         question = self._questions.get(event.key)
         if question is None:
             return
@@ -120,6 +120,7 @@ class RewardDispatch:
             self._failed(question, f"answered {value!r}, which is not a finite number", retry=False)
             return
         self._close(event.key)
+        self._fleet.succeeded(worker)
         if not question.future.done():
             self._context.record(RewardArrived(self._context.now(), question.score.trajectory, float(value)))
             question.future.set_result(float(value))

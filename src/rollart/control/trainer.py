@@ -41,7 +41,7 @@ class TrainerClient:
         self._joined: asyncio.Future[None] = context.loop.create_future()
         self._asked: dict[Asked, asyncio.Future[Any]] = {}
         fleet.attach(Role.TRAINER, self)
-        fleet.on(Trained, lambda _, event: self._answer((Train, event.version), event))
+        fleet.on(Trained, self._trained)
         fleet.on(Published, lambda _, event: self._answer((Publish, event.manifest.version), event.manifest))
         fleet.on(Saved, lambda _, event: self._answer((Save, event.version), None))
         fleet.on(SaveFailed, lambda _, event: self._answer((Save, event.version), event.reason))
@@ -114,6 +114,10 @@ class TrainerClient:
         for future in self._asked.values():
             if not future.done():
                 future.set_exception(TrainerLost(f"{worker} was lost: {reason}"))
+
+    def _trained(self, worker: WorkerId, event: Trained) -> None:
+        self._fleet.succeeded(worker)
+        self._answer((Train, event.version), event)
 
     def _answer(self, asked: Asked, answer: Any) -> None:
         """Late and doubled answers find nobody."""

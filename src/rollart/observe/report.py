@@ -262,10 +262,8 @@ class _Fold:
         if trajectory.outcome in (Outcome.COMPLETED, Outcome.TRUNCATED):
             end = self.group_ends.get(trajectory.group)
             if end is GroupOutcome.TRAINED:
-                return Outcome.REDUNDANT.value  # it finished when its group was complete without it
-            if end is GroupOutcome.TRAINED:
-                # Its group has its results from others, or was trained and then rolled back.
-                return "rollback" if trajectory.group in self.void else "redundant"
+                # Trained and rolled back, or it finished when its group was complete without it.
+                return "rollback" if trajectory.group in self.void else Outcome.REDUNDANT.value
             return "open" if end is None else end.value
         return "open" if trajectory.outcome is None else trajectory.outcome.value
 

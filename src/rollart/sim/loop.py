@@ -10,11 +10,12 @@ import heapq
 import math
 from collections.abc import Callable, Coroutine
 from contextvars import Context
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from rollart.types.errors import StalledRun
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class VirtualDeadlock(StalledRun):
@@ -78,7 +79,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """The base class sets it to that of the real clock, which does not matter here."""
 
     def call_at(
-        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         if self.is_closed():
             raise RuntimeError("the virtual loop is closed")
