@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from audit import completed, sound
-from worlds import MODES, Events, Kill, Ran, Rule, Silent, SlowSink, run, two_tasks, world
+from worlds import MODES, Events, Kill, KillAtCommand, Ran, Rule, Silent, SlowSink, run, two_tasks, world
 
 from rollart.observe.journal import digest
 from rollart.types.journal import RunEnded
-from rollart.types.messages import Scored, ScoreFailed
+from rollart.types.messages import Scored, ScoreFailed, Train
 
 FAULTS = (
     "eval_every=2",
@@ -76,7 +76,7 @@ def test_a_run_leaves_no_task_and_no_wait_behind(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_that_fails_leaves_no_task_behind_either(mode: str) -> None:
-    ran = run(world(f"mode={mode}"), Kill("trainer/0", 0.6))
+    ran = run(world(f"mode={mode}"), KillAtCommand("trainer", Train, 1, incarnations=99))
     sound(ran)
     assert ran.error is not None
     assert len(ran.context.nursery) == 0

@@ -16,7 +16,7 @@ H20_0, H20_1, H800 = WorkerId("engine/H20/0.0"), WorkerId("engine/H20/1.0"), Wor
 
 
 def opened(group: int, task: str = "maze", purpose: Purpose = Purpose.TRAIN) -> j.JournalEvent:
-    return j.GroupOpened(11.0, GroupId(group), task, PromptId(str(group)), purpose, 0)
+    return j.GroupOpened(11.0, GroupId(group), task, PromptId(str(group)), purpose, group, 0)
 
 
 def started(trajectory: int, group: int, engine: WorkerId = H20_0, reason: str = "") -> list[j.JournalEvent]:

@@ -10,7 +10,8 @@ import pytest
 from rollart.observe.journal import MAX_BATCH, MemoryJournal, SqliteJournal, digest, read_journal
 from rollart.types.errors import InvariantBroken, RequestError, RunError
 from rollart.types.ids import PromptId
-from rollart.types.journal import CursorMoved, JournalEvent, RunEnded, StallReported
+from rollart.types.journal import JournalEvent, PromptTaken, RunEnded, StallReported
+from rollart.types.trajectory import Prompt
 
 
 def numbered(start: int, end: int) -> list[JournalEvent]:
@@ -18,7 +19,7 @@ def numbered(start: int, end: int) -> list[JournalEvent]:
 
 
 def unwritable(value: Any) -> JournalEvent:
-    return CursorMoved(0.0, "maze", PromptId("7"), {"value": value})
+    return PromptTaken(0.0, 7, Prompt(PromptId("7"), "maze", 7), {"value": value})
 
 
 def rows(path: Path) -> list[tuple[int, str]]:
@@ -216,6 +217,6 @@ def test_digests_are_equal_exactly_for_equal_journals() -> None:
     assert len(digest([])) == 32
     different = [numbered(0, 3), numbered(0, 2), numbered(1, 3), numbered(0, 3)[::-1], []]
     assert len({digest(events) for events in different}) == len(different)
-    one: JournalEvent = CursorMoved(0.0, "maze", PromptId("7"), {"a": 1, "b": 2})
-    other: JournalEvent = CursorMoved(0.0, "maze", PromptId("7"), {"b": 2, "a": 1})
+    one: JournalEvent = PromptTaken(0.0, 7, Prompt(PromptId("7"), "maze", 7), {"a": 1, "b": 2})
+    other: JournalEvent = PromptTaken(0.0, 7, Prompt(PromptId("7"), "maze", 7), {"b": 2, "a": 1})
     assert digest([one]) == digest([other]), "a mapping has no order"

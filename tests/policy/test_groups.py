@@ -18,7 +18,7 @@ G = GroupId(1)
 
 
 def ticket(task: str = "maze", **history: int) -> Ticket:
-    return Ticket(Prompt(PromptId("7"), task, 7), **history)
+    return Ticket(7, Prompt(PromptId("7"), task, 7), **history)
 
 
 def book(size: int = 2, extra: int = 0, started: Sequence[int] = ()) -> GroupBook:
@@ -245,11 +245,11 @@ def test_a_requeued_prompt_keeps_its_history(failed: bool, failures: int) -> Non
     before = ticket(attempt=3, failures=1, next_member=10)
     group = groups.open(G, before, Purpose.TRAIN, size=2, extra=0)
     groups.member_started(G, TrajectoryId(1))
-    assert group.requeued(failed=failed) == Ticket(before.prompt, 4, failures, 11)
+    assert group.requeued(failed=failed) == Ticket(before.number, before.prompt, 4, failures, 11)
 
 
 def test_a_new_prompt_has_no_history_and_may_fail_a_few_times() -> None:
-    assert ticket() == Ticket(ticket().prompt, attempt=0, failures=0, next_member=0)
+    assert ticket() == Ticket(7, ticket().prompt, attempt=0, failures=0, next_member=0)
     assert MAX_PROMPT_ATTEMPTS == 3
     with pytest.raises(AttributeError):
         ticket().failures = 1  # type: ignore[misc]

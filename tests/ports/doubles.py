@@ -26,6 +26,8 @@ from rollart.types.messages import (
     Progress,
     Published,
     Role,
+    Save,
+    Saved,
     Scored,
     ScoreFailed,
     Staged,
@@ -350,6 +352,48 @@ class ForgetsItsParent(Bent):
 
     def event(self, event: WorkerEvent) -> list[WorkerEvent]:
         return [Published(replace(event.manifest, parent=None))] if isinstance(event, Published) else [event]
+
+
+class SavesNothing(Bent):
+    """Says `Saved` and does not save; as quick as a disk that lies."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker)
+        self._answers: list[WorkerEvent] = []
+
+    def command(self, command: WorkerCommand) -> list[WorkerCommand]:
+        if isinstance(command, Save) and not self.keeps(command):
+            self._answers.append(Saved(command.version))
+            return []
+        return [command]
+
+    def advance(self, now: float) -> Advance:
+        events, wake_at = super().advance(now)
+        answers, self._answers = self._answers, []
+        return Advance([*events, *answers], wake_at)
+
+    def keeps(self, command: Save) -> bool:  # noqa: ARG002
+        return False
+
+
+class KeepsItsFirst(SavesNothing):
+    """Saves once and says `Saved` ever after: the next trainer restores an older version."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker)
+        self._kept: Save | None = None
+
+    def keeps(self, command: Save) -> bool:
+        self._kept = self._kept or command
+        return command == self._kept
+
+
+class LosesItsMoments(Bent):
+    """Restores the weights and not the optimiser; only the reference trainer has one to lose."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker)
+        worker._optimizer.state.clear()  # type: ignore[attr-defined]
 
 
 # --- weight stores --------------------------------------------------------------------------------------------------

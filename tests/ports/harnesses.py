@@ -8,7 +8,7 @@ import dataclasses
 import math
 import sqlite3
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from rollart.backends.models import build_model
 from rollart.backends.rewards.host import RewardHost
 from rollart.backends.stores.memory import MemoryStore
 from rollart.backends.stores.tensors import pack
+from rollart.backends.trainers.checkpoint import write_file
 from rollart.backends.trainers.reference import ReferenceTrainer
 from rollart.cli.progress import Narrator
 from rollart.distributed.inline import InlineRuntime
@@ -36,6 +37,8 @@ from rollart.ports.conformance.sink import EventSinkHarness
 from rollart.ports.conformance.trainer import TrainerHarness
 from rollart.ports.conformance.weights import WeightStoreHarness
 from rollart.ports.environment import TextStep
+from rollart.ports.worker import Advance
+from rollart.sim.checkpoints import SimCheckpoints
 from rollart.sim.engine import SimEngine
 from rollart.sim.environment import SimEnvironments
 from rollart.sim.hardware import TINY, WIDE
@@ -48,7 +51,7 @@ from rollart.sim.trainer import SimTrainer
 from rollart.sim.workload import TaskProfile
 from rollart.tasks.prompts import SeedPrompts
 from rollart.types.ids import GroupId, PromptId, TrajectoryId
-from rollart.types.messages import Score
+from rollart.types.messages import Save, Score, WorkerCommand
 from rollart.types.tokens import LOGPROB, TOKEN, Generated, Segment, TokenSequence, VersionRun
 from rollart.types.trajectory import Prompt, TrainSample
 from rollart.types.versions import Version
@@ -363,31 +366,98 @@ def batch(number: int, *, real: bool, advantages: tuple[float, float] = (1.0, -1
     return tuple(samples)
 
 
-def reference_trainer() -> TrainerHarness:
-    store = MemoryStore()
-    settings = {"model": MODEL, "store": store, "learning_rate": 1e-3, "bucket_bytes": 8192}
+class Killed(BaseException):
+    """Nothing of a process that is killed handles it, so this is no `Exception`."""
+
+
+class Knife:
+    """Kills the next trainer that saves, in the middle of it."""
+
+    def __init__(self) -> None:
+        self.drawn = False
+
+    def draw(self) -> None:
+        self.drawn = True
+
+    def cut(self) -> None:
+        if self.drawn:
+            self.drawn = False
+            raise Killed
+
+
+class CutSimTrainer(SimTrainer):
+    """Dies after a `Save` was begun and before it ends."""
+
+    def __init__(self, settings: Mapping[str, Any], wake: Callable[[], None], knife: Knife) -> None:
+        super().__init__(settings, wake)
+        self._knife = knife
+        self._saving = False
+
+    def post(self, commands: Sequence[WorkerCommand]) -> None:
+        super().post(commands)
+        self._saving = any(isinstance(command, Save) for command in commands)
+
+    def advance(self, now: float) -> Advance:
+        advance = super().advance(now)
+        if self._saving:
+            self._knife.cut()
+        return advance
+
+
+class CutReferenceTrainer(ReferenceTrainer):
+    """Dies after some files of a checkpoint were written. Reaches in: it has no fault of its own to offer."""
+
+    def __init__(self, settings: Mapping[str, Any], wake: Callable[[], None], knife: Knife) -> None:
+        super().__init__(settings, wake)
+        assert self._checkpoints is not None
+        self._checkpoints._write = self._write
+        self._knife = knife
+
+    def _write(self, path: Path, data: bytes) -> None:
+        if path.name == "optimizer.safetensors":
+            self._knife.cut()
+        write_file(path, data)
+
+
+def reference_trainer(scratch: Path) -> TrainerHarness:
+    store, knife = MemoryStore(), Knife()
+    settings = {
+        "model": MODEL,
+        "store": store,
+        "learning_rate": 1e-3,
+        "bucket_bytes": 8192,
+        "checkpoints": str(scratch / "checkpoints"),
+    }
     return TrainerHarness(
-        build=lambda wake: ReferenceTrainer(settings, wake),
+        build=lambda wake: CutReferenceTrainer(settings, wake, knife),
         store=store,
         batch=lambda number: batch(number, real=True),
         virtual=False,
         bad_batch=batch(1, real=True, advantages=(math.nan, 1.0)),
+        cut_save=knife.draw,
     )
 
 
-def simulated_trainer() -> TrainerHarness:
-    store = SimStore()
-    settings = {"hardware": WIDE, "model": TINY, "ranks": 1, "store": store, "push_gb_s": 1.0}
+def simulated_trainer(scratch: Path) -> TrainerHarness:  # noqa: ARG001 - it writes nothing down
+    store, knife = SimStore(), Knife()
+    settings = {
+        "hardware": WIDE,
+        "model": TINY,
+        "ranks": 1,
+        "store": store,
+        "push_gb_s": 1.0,
+        "checkpoints": SimCheckpoints(),
+    }
     return TrainerHarness(
-        build=lambda wake: SimTrainer(settings, wake),
+        build=lambda wake: CutSimTrainer(settings, wake, knife),
         store=store,
         batch=lambda number: batch(number, real=False),
         virtual=True,
-        weights_change=False,
+        cut_save=knife.draw,
     )
 
 
-TRAINERS: dict[str, Callable[[], TrainerHarness]] = {"sim": simulated_trainer, "reference": reference_trainer}
+TRAINERS: dict[str, Callable[[Path], TrainerHarness]] = {"sim": simulated_trainer, "reference": reference_trainer}
 
 # --- prompt sources -------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from harnesses import (
     seed_prompts,
     simulated_engine,
     simulated_environments,
+    simulated_trainer,
     virtual_runtime,
 )
 
@@ -45,9 +46,14 @@ class Broken(NamedTuple):
 
 def worker(make: Callable[[], Any]) -> Callable[[type, Path], Any]:
     """A harness of a worker, with the double around everything it builds."""
+    return scratched(lambda _scratch: make())
 
-    def bent(double: type, _scratch: Path) -> Any:
-        harness = make()
+
+def scratched(make: Callable[[Path], Any]) -> Callable[[type, Path], Any]:
+    """The same, of a harness that writes to the disk."""
+
+    def bent(double: type, scratch: Path) -> Any:
+        harness = make(scratch)
         hooks = ("build", "failing_reset", "failing_step")
         built = {hook: getattr(harness, hook) for hook in hooks if getattr(harness, hook, None) is not None}
         return with_changes(harness, **{hook: doubles.bend(build, double) for hook, build in built.items()})
@@ -177,23 +183,44 @@ BROKEN = [
     Broken(
         doubles.TrainsTwice,
         trainer.CASES,
-        worker(reference_trainer),
+        scratched(reference_trainer),
         "a_doubled_train_is_trained_once",
         "not those of one step",
     ),
     Broken(
         doubles.HidesItsFailures,
         trainer.CASES,
-        worker(reference_trainer),
+        scratched(reference_trainer),
         "an_old_version_is_not_published",
         "is older than",
     ),
     Broken(
         doubles.ForgetsItsParent,
         trainer.CASES,
-        worker(reference_trainer),
+        scratched(reference_trainer),
         "a_trained_version_is_published",
         "the one that was told",
+    ),
+    Broken(
+        doubles.SavesNothing,
+        trainer.CASES,
+        scratched(simulated_trainer),
+        "a_saved_version_is_restored",
+        "the next trainer restored None",
+    ),
+    Broken(
+        doubles.KeepsItsFirst,
+        trainer.CASES,
+        scratched(simulated_trainer),
+        "the_newest_save_is_restored",
+        "the next trainer restored v0.1",
+    ),
+    Broken(
+        doubles.LosesItsMoments,
+        trainer.CASES,
+        scratched(reference_trainer),
+        "training_goes_on_as_if_it_had_not_stopped",
+        "the weights differ",
     ),
     Broken(
         doubles.ReadsUnverified, weights.CASES, store, "a_flipped_byte_is_never_read", "a damaged bucket is not read"

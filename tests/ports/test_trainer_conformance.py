@@ -1,5 +1,7 @@
 """Every trainer keeps the promises of its port."""
 
+from pathlib import Path
+
 import pytest
 from harnesses import TRAINERS, run
 
@@ -9,5 +11,5 @@ from rollart.ports.conformance.trainer import CASES, TrainerHarness
 
 @pytest.mark.parametrize("implementation", TRAINERS)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_conforms(case: Case[TrainerHarness, None], implementation: str) -> None:
-    run(case, TRAINERS[implementation]())
+def test_conforms(case: Case[TrainerHarness, None], implementation: str, tmp_path: Path) -> None:
+    run(case, TRAINERS[implementation](tmp_path))

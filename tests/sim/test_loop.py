@@ -101,7 +101,6 @@ def test_equal_timers_all_run_and_in_the_same_order_every_time() -> None:
     assert order_of_equal_timers(100) == first
 
 
-@pytest.mark.xfail(strict=True, reason="asyncio keeps timers in a heap, which is not stable")
 def test_equal_timers_run_in_the_order_in_which_they_were_set() -> None:
     assert order_of_equal_timers(100) == list(range(100))
 

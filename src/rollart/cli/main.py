@@ -4,6 +4,8 @@ import sys
 
 import typer
 
+from rollart.cli.audit import audit
+from rollart.cli.fuzz import fuzz
 from rollart.cli.sim import sim
 from rollart.cli.train import train
 from rollart.types.errors import RequestError, RollartError
@@ -16,6 +18,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(sim)
+app.command()(fuzz)
+app.command()(audit)
 app.command()(train)
 
 

@@ -21,6 +21,11 @@ def show_report(console: Console, report: Report) -> None:
     console.print(_counts(report))
 
 
+def show_waste(console: Console, report: Report) -> None:
+    """What became of the trajectories and tokens of a run."""
+    console.print(_counts(report))
+
+
 def show_comparison(console: Console, reports: Sequence[Report]) -> None:
     """One scenario in several modes: what each costs, and why the next one is faster."""
     first = reports[0]

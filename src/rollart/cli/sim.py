@@ -60,11 +60,15 @@ def sim(
 def _modes(mode: str) -> list[str]:
     if mode == ALL:
         return [name.value for name in Mode]
-    if mode and mode not in list(Mode):
-        raise RequestError(
-            f"--mode: no mode {mode!r}{did_you_mean(mode, [*Mode, ALL])}; there are {', '.join(Mode)} and {ALL}"
-        )
-    return [mode]
+    return [parse_mode(mode, ALL).value] if mode else [""]
+
+
+def parse_mode(mode: str, *also: str) -> Mode:
+    """The mode of that name; `also` names what the caller takes besides."""
+    if mode not in list(Mode):
+        known = [*Mode, *also]
+        raise RequestError(f"--mode: no mode {mode!r}{did_you_mean(mode, known)}; there are {', '.join(known)}")
+    return Mode(mode)
 
 
 def _as_json(reports: dict[str, tuple[Report, str]]) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class TaskSettings(Strict):
     reset_deadline_s: Seconds = 600.0
     step_deadline_s: Seconds = 120.0
     share_deadline_s: Seconds = 3600.0
-    """How long a batch waits for this task once all others have filled their shares."""
+    """How long a batch waits for this task, from when the trainer is free."""
     unfilled: Literal["redistribute", "stop"] = "redistribute"
     """What happens then: other tasks fill in for this batch (recorded), or the run stops."""
     eval_episodes: NotNegative = 0
@@ -95,6 +95,7 @@ class Deadlines(Strict):
     update_s: Seconds = 120.0
     train_s: Seconds = 3600.0
     publish_s: Seconds = 600.0
+    save_s: Seconds = 1800.0
     reward_s: Seconds = 120.0
     stall_report_s: Seconds = 300.0
     """When no trajectory, step or sync has moved for this long, the run says what it waits for."""
@@ -114,6 +115,8 @@ class RunConfig(Strict):
     pools: dict[str, PoolSettings]
     eval_every: NotNegative = 0
     """Steps between evaluations; 0 = never."""
+    checkpoint_every: NotNegative = 0
+    """Steps between checkpoints; 0 = never, and a trainer that is lost starts over."""
     rolling_update: bool = False
     """Engines take a new version one by one instead of together."""
     reward_workers: Positive = 1

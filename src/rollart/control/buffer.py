@@ -48,6 +48,7 @@ class SampleBuffer:
         self._entries: dict[GroupId, _Entry] = {}
         self._changed: asyncio.Future[None] | None = None
         self.steps_claimed = 0
+        self._next_claim = context.lineage.state().next_claim
         config = context.config
         self.shares = ShareBook(
             {
@@ -94,13 +95,20 @@ class SampleBuffer:
         for ready in self._book.ready():
             self._drop(ready, outcome, cause)
 
-    async def get_batch(self, claim: ClaimId, trained: Version) -> Batch:
+    def roll_back(self, step: int) -> None:
+        """What has tokens of a later step leaves; claims count from `step` again."""
+        for ready in self._book.ready():
+            if any(beyond(trajectory, step) for trajectory in self._entries[ready.id].trajectories):
+                self._drop(ready, GroupOutcome.CANCELLED, "rollback")
+        self.steps_claimed = step
+
+    async def get_batch(self, trained: Version) -> Batch:
         """Wait for a whole batch and claim it. `trained` is the version that it is going to be trained on."""
         self.shares.wait_started(self._context.now())
         while True:
             self.evict_stale()
             if not self.shares.missing(self._book.counts()):
-                return await self._claim(claim, trained)
+                return await self._claim(trained)
             verdict = self.shares.check(self._book.counts(), self._context.now())
             if isinstance(verdict, Unfillable):
                 raise ShareUnfilled(
@@ -134,7 +142,9 @@ class SampleBuffer:
             if timer is not None:
                 timer.cancel()
 
-    async def _claim(self, claim: ClaimId, trained: Version) -> Batch:
+    async def _claim(self, trained: Version) -> Batch:
+        claim = ClaimId(self._next_claim)
+        self._next_claim += 1
         served = self._served()
         taken = self._book.claim(claim, self.shares.need, self._bound, served)
         # At once, not when the claim is durable: what is claimed no longer counts as ready, and admission sees both.
@@ -190,6 +200,11 @@ class SampleBuffer:
         accounts = self._context.accounts
         accounts.batch_ready = not self.shares.missing(self._book.counts())
         accounts.changed(self._context.now())
+
+
+def beyond(trajectory: Trajectory, step: int) -> bool:
+    """Whether a trajectory has tokens that were sampled with weights later than `step`."""
+    return trajectory.last_version is not None and trajectory.last_version.step > step
 
 
 def _oldest(trajectories: Sequence[Trajectory]) -> Version | None:

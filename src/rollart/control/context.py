@@ -8,8 +8,10 @@ from rollart.config.schema import RunConfig
 from rollart.control.accounts import Accounts
 from rollart.control.nursery import Nursery
 from rollart.control.waits import Waits
+from rollart.policy.lineage import Lineage
 from rollart.ports.sink import EventSink
 from rollart.types.journal import JournalEvent
+from rollart.types.snapshot import RunState
 
 Args = TypeVarTuple("Args")
 
@@ -17,7 +19,7 @@ Args = TypeVarTuple("Args")
 class Context:
     """Made once per run, inside its loop."""
 
-    def __init__(self, config: RunConfig, sink: EventSink) -> None:
+    def __init__(self, config: RunConfig, sink: EventSink, state: RunState | None = None) -> None:
         self.config = config
         self.mode = config.mode_settings
         self.sink = sink
@@ -26,6 +28,8 @@ class Context:
         self.nursery = Nursery()
         self.waits = Waits(self.loop, self.nursery.boundary)
         self.accounts = Accounts(self.now())
+        self.lineage = Lineage(state)
+        """What the journal says of prompts, claims and steps: a fold of the events, as a resume would make it."""
         self.recorded = 0
         """Events so far: how a stall is noticed."""
 
@@ -33,6 +37,7 @@ class Context:
         """Append to the journal: the only way in which the state of a run becomes known outside."""
         self.recorded += 1
         self.sink.append(event)
+        self.lineage.apply(event)
 
     def call_soon(self, callback: Callable[[*Args], None], *args: *Args) -> None:
         """Call after this pass of the loop; an error ends the run."""

@@ -69,6 +69,7 @@ class EnvironmentPool:
             return
         now = self._context.now()
         if fault is None:
+            self._fleet.succeeded(slot.worker)
             self._health.succeeded(slot.name, now)
             self._put_back(slot)
             return

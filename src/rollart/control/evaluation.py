@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rollart.control.context import Context
-from rollart.policy.groups import Ticket
 from rollart.ports.prompts import PromptSource
 from rollart.types.errors import RunError
 from rollart.types.journal import EvalEnded
-from rollart.types.trajectory import Trajectory
+from rollart.types.trajectory import Ticket, Trajectory
 
 
 @dataclass(slots=True)
@@ -50,7 +49,7 @@ class Evaluation:
             if settings.eval_episodes and task not in self._rounds:
                 source = self._prompts[task]
                 source.seek(self._start[task])
-                tickets = deque(Ticket(source.next()) for _ in range(settings.eval_episodes))
+                tickets = deque(Ticket(-1, source.next()) for _ in range(settings.eval_episodes))
                 self._rounds[task] = _Round(step, tickets, settings.eval_episodes)
         self.opened()
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rollart.control.context import Context
-from rollart.policy.health import ENGINE, GiveUp, HealthBook, Retry
+from rollart.policy.health import ENGINE, WORKER, GiveUp, HealthBook, Retry
+from rollart.policy.watch import Wait
 from rollart.ports.runtime import Runtime
-from rollart.types.errors import TrainingFailed, WorkerLost
+from rollart.types.errors import WorkerLost
 from rollart.types.ids import WorkerId
 from rollart.types.journal import WorkerDied, WorkerJoined, WorkerSpawned
 from rollart.types.messages import Role, WorkerCommand, WorkerEvent, WorkerInfo
@@ -49,8 +50,9 @@ class Fleet:
         self._alive: dict[WorkerId, WorkerSpec] = {}
         self._roles: dict[Role, list[RoleHandler]] = {}
         self._handlers: dict[type, Callable[[WorkerId, Any], None]] = {}
-        self._health = HealthBook(ENGINE)
+        self._health = {role: HealthBook(ENGINE if role is Role.ENGINE else WORKER) for role in Role}
         self._closing = False
+        self._joining: dict[WorkerId, Wait] = {}
         runtime.listen(self)
 
     def attach(self, role: Role, handler: RoleHandler) -> None:
@@ -74,8 +76,16 @@ class Fleet:
             self._runtime.stop(worker)
             self.died(worker, reason)
 
+    def succeeded(self, worker: WorkerId) -> None:
+        """The worker has done what it is for: earlier deaths of its place no longer count against it."""
+        spec = self._alive.get(worker)
+        if spec is not None:
+            self._health[spec.role].succeeded(spec.name, self._context.now())
+
     async def close(self) -> None:
         self._closing = True
+        for worker in list(self._joining):
+            self._started(worker)
         self._alive.clear()
         await self._runtime.close()
 
@@ -85,6 +95,7 @@ class Fleet:
         spec = self._alive.get(worker)
         if spec is None:
             return
+        self._started(worker)
         self._context.record(WorkerJoined(self._context.now(), worker))
         with self._context.nursery.boundary:
             for handler in self._roles.get(spec.role, ()):
@@ -103,14 +114,11 @@ class Fleet:
 
     def _died(self, worker: WorkerId, reason: str) -> None:
         spec = self._alive.pop(worker, None)
+        self._started(worker)
         if spec is None or self._closing:
             return
         now = self._context.now()
-        if spec.role is Role.TRAINER:
-            self._context.record(WorkerDied(now, worker, reason, "the run ends"))
-            self._context.nursery.fail(TrainingFailed(f"{worker} died: {reason}. Resume the run from its checkpoint."))
-            return
-        verdict = self._health.failed(spec.name, now, reason)
+        verdict = self._health[spec.role].failed(spec.name, now, reason)
         if isinstance(verdict, GiveUp):
             self._context.record(WorkerDied(now, worker, reason, "removed: it keeps dying"))
             del self._specs[spec.name]
@@ -136,4 +144,13 @@ class Fleet:
         worker = WorkerId(f"{spec.name}.{number}")
         self._alive[worker] = spec
         self._context.record(WorkerSpawned(self._context.now(), worker, spec.role, spec.pool))
+        seconds = self._context.config.deadlines.engine_joins_s
+        self._joining[worker] = self._context.waits.guard(
+            str(worker), "its start", seconds, "it is replaced", lambda _: self.replace(worker, "it did not come up")
+        )
         self._runtime.spawn(worker, spec.role, spec.factory, spec.settings)
+
+    def _started(self, worker: WorkerId) -> None:
+        wait = self._joining.pop(worker, None)
+        if wait is not None:
+            self._context.waits.close(wait)

@@ -19,6 +19,7 @@ from rollart.control.environments import EnvironmentPool
 from rollart.control.evaluation import Evaluation
 from rollart.control.fleet import Fleet, WorkerSpec
 from rollart.control.proxy import LLMProxy
+from rollart.control.resume import bury, end_buried_groups
 from rollart.control.rewards import RewardDispatch
 from rollart.control.rollout import Accept, RolloutScheduler, accept_all
 from rollart.control.stalls import StallWatch
@@ -30,9 +31,23 @@ from rollart.policy.staleness import StalenessBound
 from rollart.ports.prompts import PromptSource
 from rollart.ports.runtime import Runtime
 from rollart.ports.sink import EventSink
-from rollart.types.ids import ClaimId
-from rollart.types.journal import ClaimReturned, EpochStarted, RunEnded, RunStarted, StepTrained
+from rollart.types.errors import InvariantBroken, TrainerLost, TrainingFailed
+from rollart.types.journal import (
+    CheckpointFailed,
+    CheckpointSaved,
+    ClaimReturned,
+    EpochStarted,
+    RolledBack,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+    Snapshot,
+    StepTrained,
+)
+from rollart.types.snapshot import RunState
 from rollart.types.versions import Version
+
+MAX_FAILED_SAVES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +63,14 @@ class Parts:
     accept: Accept = accept_all
 
 
-async def run_pipeline(config: RunConfig, parts: Parts) -> None:
-    """Run all steps of `config`, or raise what stopped them. The journal ends with `RunEnded` either way."""
-    context = Context(config, parts.sink)
-    pipeline = Pipeline(context, parts)
+async def run_pipeline(config: RunConfig, parts: Parts, state: RunState | None = None) -> None:
+    """Run all steps of `config`, or raise what stopped them. The journal ends with `RunEnded` either way.
+
+    `state` is that of an earlier controller of the same run (`policy.lineage.replay` of its journal): the run goes on
+    from the trainer's checkpoint, and no prompt is skipped or trained twice.
+    """
+    context = Context(config, parts.sink, state)
+    pipeline = Pipeline(context, parts, resumed=state is not None)
     reason = "interrupted"
     try:
         await context.nursery.run(pipeline.run())
@@ -66,8 +85,9 @@ async def run_pipeline(config: RunConfig, parts: Parts) -> None:
 class Pipeline:
     """The trainer loop; see the module."""
 
-    def __init__(self, context: Context, parts: Parts) -> None:
+    def __init__(self, context: Context, parts: Parts, *, resumed: bool) -> None:
         self._context = context
+        self._resumed = resumed
         config = context.config
         self._fleet = Fleet(context, parts.runtime, parts.workers)
         self._trainer = TrainerClient(context, self._fleet)
@@ -91,8 +111,7 @@ class Pipeline:
         )
         self._stalls = StallWatch(context)
         self._weights.synced = lambda _version: self._rollout.version_changed()
-        self._epoch = 0
-        self._steps_done = 0
+        self._saves_failed = 0
 
     def _served(self) -> Version:
         return self._weights.served
@@ -107,53 +126,114 @@ class Pipeline:
 
     async def _run(self) -> None:
         context, config = self._context, self._context.config
-        context.record(
-            RunStarted(
-                context.now(),
-                config.name,
-                config.mode.value,
-                config.alpha,
-                config.seed,
-                config.groups_per_batch(),
-                config.batch.group_size,
+        if self._resumed:
+            context.record(RunResumed(context.now(), config.mode.value, config.alpha))
+            bury(context)
+        else:
+            context.record(
+                RunStarted(
+                    context.now(),
+                    config.name,
+                    config.mode.value,
+                    config.alpha,
+                    config.seed,
+                    config.groups_per_batch(),
+                    config.batch.group_size,
+                    config.batch.extra_groups,
+                )
             )
-        )
         self._stalls.start()
         self._fleet.start()
-        await self._trainer.joined()
-        # The epoch is durable before anything is published under it: that is what fences an older trainer.
-        context.record(EpochStarted(context.now(), self._epoch, 0))
-        await context.sink.flush()
-        self._weights.published(await self._trainer.publish(Version(self._epoch, 0)))
-        await self._weights.first_version()
-        self._rollout.start()
-        self._open_evaluation(0)
-        await self._train_all()
+        step = await self._start_epoch()
+        self._open_evaluation(step)
+        await self._train_all(step)
         await self._evaluation.finished()
         self._rollout.stop("the run ended")
         await self._rollout.drained()
 
-    async def _train_all(self) -> None:
-        config, overlap = self._context.config, self._context.mode.overlap
-        training: asyncio.Task[None] | None = None
-        for step in range(config.steps):
-            if training is not None:
-                await training
-            batch = await self._claim(step)
-            if overlap:
-                await self._sync(step)
-                training = self._context.nursery.start(self._train(batch, step), f"train-{step}")
+    async def _start_epoch(self) -> int:
+        """Go on from whatever checkpoint a trainer comes back with, however often it is lost on the way."""
+        while True:
+            try:
+                return await self._enter_epoch()
+            except TrainerLost:
+                continue
+
+    async def _enter_epoch(self) -> int:
+        """A trainer is there, from whatever checkpoint: the lineage goes on from that step, under a new epoch.
+
+        Until its version is in service nothing is sampled, so nothing gets tokens of a version that is void.
+        """
+        context, lineage = self._context, self._context.lineage
+        self._rollout.halt()
+        self._proxy.suspend()
+        restored = await self._trainer.joined()
+        step = 0 if restored is None else restored.step
+        self._settle_claims(step)
+        # The epoch is durable before anything is published under it: that is what fences an older trainer.
+        context.record(EpochStarted(context.now(), lineage.epoch + 1, step))
+        void = tuple(entry.group for entry in lineage.trained_after(step))
+        if lineage.step != step:
+            context.record(RolledBack(context.now(), lineage.epoch, step, void))
+        self._rollout.roll_back(step)
+        await context.sink.flush()
+        self._weights.published(await self._trainer.publish(Version(lineage.epoch, step)))
+        await self._weights.first_version()
+        await self._weights.adopt_newest()
+        self._proxy.resume()
+        self._rollout.start()
+        return step
+
+    def _settle_claims(self, step: int) -> None:
+        """A claim that the checkpoint holds was trained, whether or not we heard of it; any other is returned."""
+        context = self._context
+        for claim in context.lineage.state().claims:
+            if claim.step < step:
+                version = Version(context.lineage.epoch, claim.step + 1)
+                context.record(StepTrained(context.now(), claim.claim, version, 0.0, {}))
+                if claim.claim in self._buffer.claims():
+                    self._rollout.trained(self._buffer.trained(claim.claim))
             else:
-                await self._train(batch, step)
-                await self._sync(step + 1)
-        if training is not None:
-            await training
-            await self._sync(config.steps)
+                context.record(ClaimReturned(context.now(), claim.claim, "the trainer was lost"))
+                if claim.claim in self._buffer.claims():
+                    self._buffer.returned(claim.claim)
+        if self._resumed:
+            self._resumed = False
+            end_buried_groups(context)
+        if step > context.lineage.step:
+            raise InvariantBroken(
+                f"the trainer's checkpoint holds step {step}, the journal knows of {context.lineage.step}: "
+                "they are not of one run, or a claim was not durable. Give the run folder that they belong to."
+            )
+
+    async def _train_all(self, step: int) -> None:
+        """Every step, from `step` on; a trainer that is lost takes us back to its checkpoint."""
+        training: asyncio.Task[TrainerLost | None] | None = None
+        while True:
+            try:
+                if training is not None:
+                    lost, training = await training, None
+                    if lost is not None:
+                        raise lost
+                if step == self._context.config.steps:
+                    if self._context.mode.overlap:
+                        await self._sync(step)
+                    return
+                batch = await self._claim(step)
+                if self._context.mode.overlap:
+                    await self._sync(step)
+                    training = self._context.nursery.start(self._train_beside(batch, step), f"train-{step}")
+                else:
+                    await self._train(batch, step)
+                    await self._sync(step + 1)
+                step += 1
+            except TrainerLost:
+                step = await self._start_epoch()
 
     async def _claim(self, step: int) -> Batch:
         accounts, now = self._context.accounts, self._context.now
         accounts.idle_for(TRAINER_POOL, "rollout", now())
-        batch = await self._buffer.get_batch(ClaimId(step), Version(self._epoch, step))
+        batch = await self._buffer.get_batch(Version(self._context.lineage.epoch, step))
         accounts.idle_for(TRAINER_POOL, "weight_sync", now())
         return batch
 
@@ -175,22 +255,50 @@ class Pipeline:
         if self._context.config.eval_every:
             self._evaluation.open(step)
 
+    async def _train_beside(self, batch: Batch, step: int) -> TrainerLost | None:
+        """Train while rollout goes on. A lost trainer is a value, for the loop to act on."""
+        try:
+            await self._train(batch, step)
+        except TrainerLost as lost:
+            return lost
+        return None
+
     async def _train(self, batch: Batch, step: int) -> None:
         """One optimiser step on the batch, then the version goes to the store and engines begin to stage it."""
         context = self._context
         started = context.now()
         context.accounts.training = True
         context.accounts.changed(started)
-        trained = await self._trainer.train(batch.claim, Version(self._epoch, step + 1), batch.samples)
-        now = context.now()
-        context.record(StepTrained(now, batch.claim, trained.version, now - started, trained.metrics))
-        self._rollout.trained(self._buffer.trained(batch.claim))
-        self._steps_done = step + 1
-        for pool_time in context.accounts.close_period(now):
-            context.record(pool_time)
-        self._weights.published(await self._trainer.publish(trained.version))
-        context.accounts.training = False
-        context.accounts.changed(context.now())
+        try:
+            version = Version(context.lineage.epoch, step + 1)
+            trained = await self._trainer.train(batch.claim, version, batch.samples)
+            now = context.now()
+            context.record(StepTrained(now, batch.claim, version, now - started, trained.metrics))
+            self._rollout.trained(self._buffer.trained(batch.claim))
+            for pool_time in context.accounts.close_period(now):
+                context.record(pool_time)
+            self._weights.published(await self._trainer.publish(version))
+            await self._save(version)
+        finally:
+            context.accounts.training = False
+            context.accounts.changed(context.now())
+
+    async def _save(self, version: Version) -> None:
+        """Every few steps and at the end, a checkpoint; with it, the state of the run."""
+        context, config = self._context, self._context.config
+        every = config.checkpoint_every
+        if not every or (version.step % every and version.step != config.steps):
+            return
+        reason = await self._trainer.save(version)
+        if reason is None:
+            self._saves_failed = 0
+            context.record(CheckpointSaved(context.now(), version))
+            context.record(Snapshot(context.now(), context.lineage.state()))
+            return
+        self._saves_failed += 1
+        context.record(CheckpointFailed(context.now(), version, reason))
+        if self._saves_failed >= MAX_FAILED_SAVES:
+            raise TrainingFailed(f"{MAX_FAILED_SAVES} checkpoints in a row could not be saved: {reason}")
 
     async def close(self, reason: str) -> None:
         """Everything ends, and the journal says why."""
@@ -201,7 +309,7 @@ class Pipeline:
         self._rollout.stop(reason or "the run ended")
         for pool_time in context.accounts.close_period(context.now()):
             context.record(pool_time)
-        context.record(RunEnded(context.now(), self._steps_done, reason))
+        context.record(RunEnded(context.now(), context.lineage.step, reason))
         await self._fleet.close()
         await context.sink.close()
 

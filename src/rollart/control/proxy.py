@@ -18,7 +18,7 @@ from rollart.policy.routing import Router
 from rollart.policy.watch import Wait
 from rollart.types.errors import EngineFault, InvariantBroken, NoEngine
 from rollart.types.ids import RequestId, TrajectoryId, WorkerId
-from rollart.types.journal import Placed
+from rollart.types.journal import Placed, TurnAborted
 from rollart.types.messages import (
     Abort,
     Add,
@@ -70,12 +70,14 @@ class _Turn:
 class _Engine:
     """An engine as the proxy sees it."""
 
-    __slots__ = ("heard_at", "info", "pool", "turns", "wait")
+    __slots__ = ("aborting", "heard_at", "info", "pool", "turns", "wait")
 
     def __init__(self, pool: str, info: EngineInfo, now: float) -> None:
         self.pool = pool
         self.info = info
         self.turns: dict[RequestId, _Turn] = {}
+        self.aborting: dict[RequestId, _Turn] = {}
+        """Stopped, and the engine has not yet said how far they came."""
         self.heard_at = now
         self.wait: Wait | None = None
 
@@ -115,11 +117,16 @@ class LLMProxy:
             self._queue.append(turn)
         return turn.future
 
+    def generating(self, trajectory: Trajectory) -> bool:
+        """Whether the trajectory has a turn at an engine or waiting for one."""
+        return trajectory.id in self._turns
+
     def end(self, trajectory: Trajectory) -> None:
         """The trajectory is over: abort its turn, if it has one, and free its session. Asking twice is fine."""
         turn = self._turns.pop(trajectory.id, None)
         if turn is not None and turn.engine is not None and turn.request is not None:
             self._fleet.post(turn.engine, [Abort(turn.request)])
+            self._engines[turn.engine].aborting[turn.request] = turn
             self._detach(turn)
         engine = self._sessions.pop(trajectory.id, None)
         if engine is not None and engine in self._engines:
@@ -170,6 +177,8 @@ class LLMProxy:
         lost = list(engine.turns.values())
         for turn in lost:
             self._detach(turn)
+        for turn in engine.aborting.values():
+            self._record_aborted(turn, worker)
         del self._engines[worker]
         if engine.wait is not None:
             self._context.waits.close(engine.wait)
@@ -290,6 +299,8 @@ class LLMProxy:
             turn = self._find(worker, request)
             if turn is not None:
                 self._extend(turn, generated)
+            elif (aborted := self._engines[worker].aborting.get(request)) is not None:
+                aborted.partial = aborted.partial.then(generated)
 
     def _extend(self, turn: _Turn, generated: Generated) -> None:
         first = turn.trajectory.first_version is None and not turn.partial.runs and generated.runs
@@ -297,9 +308,17 @@ class LLMProxy:
         if first:
             self.first_token(turn.trajectory, generated.runs[0].version)
 
+    def _record_aborted(self, turn: _Turn, worker: WorkerId) -> None:
+        sampled = turn.partial.tokens.length
+        self._context.record(TurnAborted(self._context.now(), turn.trajectory.id, worker, sampled))
+
     def _turn_done(self, worker: WorkerId, event: TurnDone) -> None:
         turn = self._find(worker, event.request)
         if turn is None:
+            aborted = self._engines[worker].aborting.pop(event.request, None)
+            if aborted is not None:
+                aborted.partial = aborted.partial.then(event.generated)
+                self._record_aborted(aborted, worker)
             return
         self._extend(turn, event.generated)
         usage = event.usage

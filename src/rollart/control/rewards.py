@@ -13,6 +13,7 @@ from rollart.policy.health import REWARD, HealthBook, Retry
 from rollart.policy.watch import Wait
 from rollart.types.errors import InvariantBroken, RewardFault
 from rollart.types.ids import WorkerId
+from rollart.types.journal import RewardArrived
 from rollart.types.messages import RewardInfo, Role, Score, Scored, ScoreFailed, WorkerInfo
 from rollart.types.trajectory import Trajectory
 
@@ -110,7 +111,7 @@ class RewardDispatch:
         able = [worker for worker in self._workers if task in self._tasks[worker] or not self._tasks[worker]]
         return min(able, key=lambda worker: self._workers[worker] / self._slots[worker], default=None)
 
-    def _scored(self, worker: WorkerId, event: Scored) -> None:  # noqa: ARG002 - who answered does not matter
+    def _scored(self, worker: WorkerId, event: Scored) -> None:
         question = self._questions.get(event.key)
         if question is None:
             return
@@ -119,7 +120,9 @@ class RewardDispatch:
             self._failed(question, f"answered {value!r}, which is not a finite number", retry=False)
             return
         self._close(event.key)
+        self._fleet.succeeded(worker)
         if not question.future.done():
+            self._context.record(RewardArrived(self._context.now(), question.score.trajectory, float(value)))
             question.future.set_result(float(value))
 
     def _score_failed(self, worker: WorkerId, event: ScoreFailed) -> None:

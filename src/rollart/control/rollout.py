@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from rollart.control.buffer import SampleBuffer
+from rollart.control.buffer import SampleBuffer, beyond
 from rollart.control.context import Context
 from rollart.control.environments import EnvironmentPool
 from rollart.control.episode import EnvManager, Stage, Stopped
@@ -17,13 +17,13 @@ from rollart.control.gates import BarrierGate, RewardGate
 from rollart.control.proxy import LLMProxy
 from rollart.control.rewards import RewardDispatch
 from rollart.policy.admission import batches_in_the_making, groups_to_start
-from rollart.policy.groups import MAX_PROMPT_ATTEMPTS, GroupBook, OpenGroup, Ticket
+from rollart.policy.groups import MAX_PROMPT_ATTEMPTS, GroupBook, OpenGroup
 from rollart.policy.staleness import StalenessBound
 from rollart.ports.prompts import PromptSource
 from rollart.types.errors import RunError
 from rollart.types.ids import GroupId, TrajectoryId
-from rollart.types.journal import CursorMoved, GroupEnded, GroupOpened, TrajectoryEnded, TrajectoryStarted
-from rollart.types.trajectory import TRAINABLE, GroupOutcome, Outcome, Purpose, StaleTreatment, Trajectory
+from rollart.types.journal import GroupEnded, GroupOpened, PromptTaken, TrajectoryEnded, TrajectoryStarted
+from rollart.types.trajectory import TRAINABLE, GroupOutcome, Outcome, Purpose, StaleTreatment, Ticket, Trajectory
 from rollart.types.versions import Version
 
 Accept = Callable[[Sequence[Trajectory]], str | None]
@@ -79,8 +79,13 @@ class RolloutScheduler:
         self._tickets: dict[str, deque[Ticket]] = {task: deque() for task in context.config.tasks}
         self._managers: dict[TrajectoryId, EnvManager] = {}
         self._kept: dict[TrajectoryId, Trajectory] = {}
-        self._next_trajectory = 0
-        self._next_group = 0
+        state = context.lineage.state()
+        self._next_trajectory = state.next_trajectory
+        self._next_group = state.next_group
+        self._next_ticket_number = state.next_ticket
+        self._proxy = proxy
+        for task, cursor in state.cursors.items():
+            prompts[task].seek(cursor)
         self._open = False
         self._pumping = False
         self._drained: asyncio.Future[None] | None = None
@@ -94,9 +99,26 @@ class RolloutScheduler:
     # What the pipeline and the buffer ask for.
 
     def start(self) -> None:
-        """Rollout begins."""
+        """Rollout begins, or goes on after `halt`: with the prompts that wait in the lineage, then with new ones."""
+        for queue in self._tickets.values():
+            queue.clear()
+        for ticket in self._context.lineage.state().waiting:
+            self._tickets[ticket.prompt.task].append(ticket)
         self._open = True
         self.poke()
+
+    def roll_back(self, step: int) -> None:
+        """The lineage goes on from `step`: what has, or may yet get, tokens of later weights is void."""
+        groups = self._book.groups()
+        served_later = bool(groups) and self._served().step > step
+        for group in groups:
+            running = [self._managers[id].trajectory for id in group.running]
+            kept = [self._kept[id] for id in group.kept]
+            if any(beyond(trajectory, step) for trajectory in [*running, *kept]) or (
+                served_later and any(map(self._proxy.generating, running))
+            ):
+                self._end_group(group, GroupOutcome.CANCELLED, Outcome.CANCELLED, "rollback")
+        self._buffer.roll_back(step)
 
     def claimed(self) -> None:
         """One more batch is claimed. Where rollout is drained, what is left over is redundant."""
@@ -202,9 +224,10 @@ class RolloutScheduler:
         if self._tickets[task]:
             return self._tickets[task].popleft()
         source = self._prompts[task]
-        prompt = source.next()
-        self._context.record(CursorMoved(self._context.now(), task, prompt.id, source.cursor()))
-        return Ticket(prompt)
+        ticket = Ticket(self._next_ticket_number, source.next())
+        self._next_ticket_number += 1
+        self._context.record(PromptTaken(self._context.now(), ticket.number, ticket.prompt, source.cursor()))
+        return ticket
 
     def _open_group(self, ticket: Ticket, purpose: Purpose) -> OpenGroup:
         id = GroupId(self._next_group)
@@ -212,7 +235,9 @@ class RolloutScheduler:
         batch = self._context.config.batch
         size, extra = (batch.group_size, batch.extra_members) if purpose is Purpose.TRAIN else (1, 0)
         prompt = ticket.prompt
-        self._context.record(GroupOpened(self._context.now(), id, prompt.task, prompt.id, purpose, ticket.attempt))
+        self._context.record(
+            GroupOpened(self._context.now(), id, prompt.task, prompt.id, purpose, ticket.number, ticket.attempt)
+        )
         return self._book.open(id, ticket, purpose, size=size, extra=extra)
 
     def _start_member(self, group: OpenGroup) -> None:

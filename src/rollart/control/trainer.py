@@ -2,90 +2,132 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any
 
 from rollart.control.context import Context
 from rollart.control.fleet import Fleet, WorkerSpec
-from rollart.types.errors import TrainingFailed
+from rollart.types.errors import InvariantBroken, TrainerLost, TrainingFailed
 from rollart.types.ids import ClaimId, WorkerId
-from rollart.types.messages import Publish, Published, Role, Train, Trained, TrainerFailed, WorkerInfo
+from rollart.types.messages import (
+    Publish,
+    Published,
+    Role,
+    Save,
+    Saved,
+    SaveFailed,
+    Train,
+    Trained,
+    TrainerFailed,
+    TrainerInfo,
+    WorkerInfo,
+)
 from rollart.types.trajectory import TrainSample
 from rollart.types.versions import Version
 from rollart.types.weights import Manifest
 
 POOL = "trainer"
-T = TypeVar("T")
+Asked = tuple[type, Version]
+"""What is waited for: a kind of command and the version that it is about."""
 
 
 class TrainerClient:
-    """The trainer worker, as the pipeline sees it."""
+    """The trainer worker, as the pipeline sees it. When it dies, whoever waits for it gets `TrainerLost`."""
 
     def __init__(self, context: Context, fleet: Fleet) -> None:
         self._context = context
         self._fleet = fleet
         self._worker: WorkerId | None = None
+        self._restored: Version | None = None
         self._joined: asyncio.Future[None] = context.loop.create_future()
-        self._training: tuple[ClaimId, asyncio.Future[Trained]] | None = None
-        self._publishing: tuple[Version, asyncio.Future[Manifest]] | None = None
+        self._asked: dict[Asked, asyncio.Future[Any]] = {}
         fleet.attach(Role.TRAINER, self)
         fleet.on(Trained, self._trained)
-        fleet.on(Published, self._published)
+        fleet.on(Published, lambda _, event: self._answer((Publish, event.manifest.version), event.manifest))
+        fleet.on(Saved, lambda _, event: self._answer((Save, event.version), None))
+        fleet.on(SaveFailed, lambda _, event: self._answer((Save, event.version), event.reason))
         fleet.on(TrainerFailed, self._failed)
 
-    async def joined(self) -> None:
-        """Return once the trainer is there."""
-        limit_s = self._context.config.deadlines.train_s
-        await self._context.waits.wait(self._joined, "trainer", "its start", limit_s, "the run stops", TrainingFailed)
+    async def joined(self) -> Version | None:
+        """Wait for a trainer; gives the checkpoint that it starts from, None for a fresh one."""
+        while self._worker is None:
+            limit_s = self._context.config.deadlines.train_s
+            await self._context.waits.wait(
+                self._joined, "trainer", "its start", limit_s, "the run stops", TrainingFailed
+            )
+        return self._restored
 
     async def train(self, claim: ClaimId, version: Version, samples: Sequence[TrainSample]) -> Trained:
         """One optimiser step; the weights become `version`."""
-        future: asyncio.Future[Trained] = self._context.loop.create_future()
-        self._training = (claim, future)
         limit_s = self._context.config.deadlines.train_s
-        return await self._ask(Train(claim, version, tuple(samples)), future, f"training {version}", limit_s)
+        trained: Trained = await self._ask(Train(claim, version, tuple(samples)), f"training {version}", limit_s)
+        return trained
 
     async def publish(self, version: Version) -> Manifest:
         """The weights go to the store."""
-        future: asyncio.Future[Manifest] = self._context.loop.create_future()
-        self._publishing = (version, future)
         limit_s = self._context.config.deadlines.publish_s
-        return await self._ask(Publish(version), future, f"publishing {version}", limit_s)
+        manifest: Manifest = await self._ask(Publish(version), f"publishing {version}", limit_s)
+        return manifest
 
-    async def _ask(self, command: Train | Publish, future: "asyncio.Future[T]", what: str, limit_s: float) -> T:
-        if self._worker is None:
-            raise TrainingFailed(f"{what}: there is no trainer")
+    async def save(self, version: Version) -> str | None:
+        """The weights become a checkpoint; gives the reason if that failed, and the one before stays."""
+        limit_s = self._context.config.deadlines.save_s
+        reason: str | None = await self._ask(Save(version), f"saving {version}", limit_s)
+        return reason
+
+    async def _ask(self, command: Train | Publish | Save, what: str, limit_s: float) -> Any:
+        worker = self._worker
+        if worker is None:
+            raise TrainerLost(f"{what}: there is no trainer")
+        future: asyncio.Future[Any] = self._context.loop.create_future()
+        self._asked[type(command), command.version] = future
         accounts = self._context.accounts
         accounts.busy(POOL, +1, self._context.now())
-        self._fleet.post(self._worker, [command])
+        self._fleet.post(worker, [command])
+        wait = self._context.waits.guard(
+            str(worker),
+            what,
+            limit_s,
+            "it is replaced",
+            lambda wait: self._fleet.replace(worker, f"{wait.what} took longer than {limit_s:g} s"),
+        )
         try:
-            return await self._context.waits.wait(
-                future, str(self._worker), what, limit_s, "the run stops", TrainingFailed
-            )
+            return await future
         finally:
+            self._context.waits.close(wait)
+            self._asked.pop((type(command), command.version), None)
             accounts.busy(POOL, -1, self._context.now())
 
     def worker_joined(self, worker: WorkerId, spec: WorkerSpec, info: WorkerInfo) -> None:  # noqa: ARG002
-        self._worker = worker
+        if not isinstance(info, TrainerInfo):
+            raise InvariantBroken(f"{worker} is a trainer and described itself as {type(info).__name__}")
+        self._worker, self._restored = worker, info.restored
         self._context.accounts.capacity(POOL, +1, self._context.now(), engines=False)
         if not self._joined.done():
             self._joined.set_result(None)
 
-    def worker_left(self, worker: WorkerId, spec: WorkerSpec, reason: str) -> None:
-        """Never called: a lost trainer ends the run (`Fleet.died`)."""
+    def worker_left(self, worker: WorkerId, spec: WorkerSpec, reason: str) -> None:  # noqa: ARG002
+        if worker != self._worker:
+            return
+        self._worker = None
+        self._joined = self._context.loop.create_future()
+        self._context.accounts.capacity(POOL, -1, self._context.now(), engines=False)
+        for future in self._asked.values():
+            if not future.done():
+                future.set_exception(TrainerLost(f"{worker} was lost: {reason}"))
 
-    def _trained(self, worker: WorkerId, event: Trained) -> None:  # noqa: ARG002
-        if self._training is not None and self._training[0] == event.claim and not self._training[1].done():
-            self._training[1].set_result(event)
+    def _trained(self, worker: WorkerId, event: Trained) -> None:
+        self._fleet.succeeded(worker)
+        self._answer((Train, event.version), event)
 
-    def _published(self, worker: WorkerId, event: Published) -> None:  # noqa: ARG002
-        asked = self._publishing
-        if asked is not None and asked[0] == event.manifest.version and not asked[1].done():
-            asked[1].set_result(event.manifest)
+    def _answer(self, asked: Asked, answer: Any) -> None:
+        """Late and doubled answers find nobody."""
+        future = self._asked.get(asked)
+        if future is not None and not future.done():
+            future.set_result(answer)
 
     def _failed(self, worker: WorkerId, event: TrainerFailed) -> None:
-        error = TrainingFailed(f"{worker}: {event.reason}")
-        if event.claim is not None:
-            if self._training is not None and self._training[0] == event.claim and not self._training[1].done():
-                self._training[1].set_exception(error)
-        elif self._publishing is not None and not self._publishing[1].done():
-            self._publishing[1].set_exception(error)
+        """The trainer is well and says no: the same would happen again."""
+        kind = Publish if event.claim is None else Train
+        for (command, _), future in self._asked.items():
+            if command is kind and not future.done():
+                future.set_exception(TrainingFailed(f"{worker}: {event.reason}"))

@@ -33,6 +33,8 @@ class WeightSync:
         self._waits: dict[tuple[WorkerId, type[Answer]], tuple[Version, Wait]] = {}
         """What every engine was asked for. An answer to anything else is late or doubled, and void."""
         self._changed: asyncio.Future[None] | None = None
+        self._sync: tuple[float, float] | None = None
+        """When the sync under way was asked for, and when it began."""
         self._newest_in_service: Version | None = None
         self.synced: Callable[[Version], None] = lambda _version: None
         """Told when the version of the run has changed."""
@@ -67,14 +69,20 @@ class WeightSync:
         rolling = self._context.config.rolling_update
         if not rolling:
             self._suspend(True)
+        self._sync = (asked_at, began_at)
         try:
             self._send(self._book.begin())
+            self._tell()
             await self._until(lambda: not self._book.syncing)
         finally:
             if not rolling:
                 self._suspend(False)
+
+    def _end_sync(self, asked_at: float, began_at: float) -> None:
+        """At the moment in which the version of the run changes, before anything is decided with the new one."""
+        self._sync = None
         now = self._context.now()
-        suspended_s = 0.0 if rolling else now - began_at
+        suspended_s = 0.0 if self._context.config.rolling_update else now - began_at
         self._context.record(WeightsSynced(now, self.served, suspended_s, began_at - asked_at))
         self.synced(self.served)
 
@@ -95,9 +103,10 @@ class WeightSync:
     def _updated(self, worker: WorkerId, event: Updated) -> None:
         if not self._answered(worker, Updated, event.version):
             return
-        self._context.record(EngineUpdated(self._context.now(), worker, event.version))
         self._send(self._book.updated(worker, event.version))
+        # Not in service if the run moved on meanwhile: then it stages again, and nothing is sampled with this version.
         if self._book.in_service(worker):
+            self._context.record(EngineUpdated(self._context.now(), worker, event.version))
             self._newest_in_service = max(event.version, self._newest_in_service or event.version)
             self._proxy.serves(worker, event.version)
         self._tell()
@@ -151,6 +160,8 @@ class WeightSync:
             self._proxy.resume()
 
     def _tell(self) -> None:
+        if self._sync is not None and not self._book.syncing:
+            self._end_sync(*self._sync)
         if self._changed is not None and not self._changed.done():
             self._changed.set_result(None)
 

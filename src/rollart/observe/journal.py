@@ -18,6 +18,7 @@ from rollart.types.errors import InvariantBroken, RequestError, RunError
 from rollart.types.journal import JournalEvent
 
 _decoder = msgspec.msgpack.Decoder(JournalEvent)
+_json_decoder = msgspec.json.Decoder(JournalEvent)
 
 MAX_BATCH = 10_000
 """Events of one commit."""
@@ -139,9 +140,13 @@ class SqliteJournal:
 
 
 def read_journal(path: Path) -> Iterator[JournalEvent]:
-    """The events of a run, in order."""
+    """The events of a run, in order: from its SQLite journal, or from a trace of JSON lines."""
     if not path.is_file():
         raise RequestError(f"{path}: there is no journal here; give the folder of a run")
+    if path.suffix == ".jsonl":
+        with path.open("rb") as lines:
+            yield from (_json_decoder.decode(line) for line in lines)
+        return
     db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
     try:
         for (body,) in db.execute("SELECT body FROM events ORDER BY seq"):

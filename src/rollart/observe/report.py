@@ -115,6 +115,8 @@ class _Fold:
         self.trained_at: list[float] = []
         self.started_at = self.rollout_from = 0.0
         self.masked: set[TrajectoryId] = set()
+        self.void: set[GroupId] = set()
+        """Trained in steps that were rolled back."""
         self.staleness: Counter[int] = Counter()
         self.lag: Counter[int] = Counter()
         self.fallbacks: Counter[str] = Counter()
@@ -143,7 +145,8 @@ class _Fold:
             case j.TrajectoryEnded():
                 trajectory = self.trajectories[event.trajectory]
                 trajectory.outcome = event.outcome
-                trajectory.sampled, trajectory.reward = event.sampled, event.reward
+                trajectory.sampled += event.sampled
+                trajectory.reward = event.reward
                 trajectory.masked = event.masked
             case j.GroupOpened():
                 self.groups[event.group] = event
@@ -157,6 +160,11 @@ class _Fold:
             case j.StepTrained():
                 self.trained_at.append(event.at)
                 self.trained.extend(self.claimed.get(event.claim, ()))
+            case j.RolledBack():
+                self.void.update(event.groups)
+                self.trained = [id for id in self.trained if self.trajectories[id].group not in self.void]
+            case j.TurnAborted():
+                self.trajectories[event.trajectory].sampled += event.sampled
             case j.WeightsSynced():
                 self.syncs += 1
                 report.suspended_s += event.suspended_s
@@ -254,7 +262,8 @@ class _Fold:
         if trajectory.outcome in (Outcome.COMPLETED, Outcome.TRUNCATED):
             end = self.group_ends.get(trajectory.group)
             if end is GroupOutcome.TRAINED:
-                return Outcome.REDUNDANT.value  # it finished when its group was complete without it
+                # Trained and rolled back, or it finished when its group was complete without it.
+                return "rollback" if trajectory.group in self.void else Outcome.REDUNDANT.value
             return "open" if end is None else end.value
         return "open" if trajectory.outcome is None else trajectory.outcome.value
 

@@ -13,25 +13,12 @@ from dataclasses import dataclass, field
 
 from rollart.types.errors import InvariantBroken
 from rollart.types.ids import GroupId, TrajectoryId
-from rollart.types.trajectory import TRAINABLE, Outcome, Prompt, Purpose
+from rollart.types.trajectory import TRAINABLE, Outcome, Purpose, Ticket
 from rollart.types.versions import Version
 
 FAILURES = frozenset({Outcome.ENV_FAILED, Outcome.ENGINE_FAILED, Outcome.REWARD_FAILED})
 MAX_PROMPT_ATTEMPTS = 3
 """A prompt whose groups failed this often is set aside: the fault is likely its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """A prompt with its history: how often a group was opened for it, and which member numbers are used up.
-
-    Member numbers are never reused for a prompt, so a replacement is a new sample and not the same failure again.
-    """
-
-    prompt: Prompt
-    attempt: int = 0
-    failures: int = 0
-    next_member: int = 0
 
 
 @dataclass(slots=True)
@@ -74,8 +61,7 @@ class OpenGroup:
 
     def requeued(self, *, failed: bool) -> Ticket:
         """The prompt's ticket for another group."""
-        ticket = self.ticket
-        return Ticket(ticket.prompt, ticket.attempt + 1, ticket.failures + int(failed), self.next_member)
+        return self.ticket.again(self.next_member, failed=failed)
 
 
 class GroupBook:

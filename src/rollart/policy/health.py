@@ -74,6 +74,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     failures: int
     """This many failures within `window_s` end the retries."""
     window_s: float
+    in_a_row: float = math.inf
+    """This many failures without a success between them do too, however long they take."""
     quarantine: Backoff = Backoff(base_s=60.0, max_s=1800.0)
     quarantines: int = 0
     """How many quarantines a part gets before it is given up; 0: given up instead of the first one."""
@@ -93,6 +95,10 @@ ENVIRONMENT = Limits(
 
 ENGINE = Limits(backoff=Backoff(base_s=1.0, max_s=30.0), failures=2, window_s=600.0)
 """An engine's place: restarted in place; when the failure repeats within ten minutes, removed."""
+
+WORKER = Limits(backoff=Backoff(base_s=1.0, max_s=60.0), failures=6, window_s=600.0, in_a_row=6)
+"""The place of an environment, reward or trainer worker: restarted; given up at six deaths in ten minutes, or at six
+without anything done between them."""
 
 REWARD = Limits(backoff=Backoff(base_s=0.5, max_s=30.0, jitter=0.5), failures=5, window_s=math.inf)
 """One reward question, by its idempotency key: asked up to five times, then the trajectory is `reward_failed`."""
@@ -177,7 +183,7 @@ class HealthBook:
         known.recent.append(now)
         while now - known.recent[0] >= limits.window_s:
             known.recent.popleft()
-        if not on_probation and len(known.recent) < limits.failures:
+        if not on_probation and len(known.recent) < limits.failures and known.in_a_row < limits.in_a_row:
             self._wait(part, known, now + limits.backoff.delay(known.in_a_row, uniform))
             return Retry(known.available_at, known.in_a_row)
         if known.quarantines >= limits.quarantines:

@@ -5,6 +5,7 @@ the run or gives up the rest of its share for this batch: the tasks that did fil
 always whole. If no task can fill in, the run stops and says why: never a silent hang.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
@@ -38,7 +39,9 @@ class ShareBook:
         self._rules = dict(rules)
         self._need = self.usual()
         self._since: float | None = None
+        self._deadlines: dict[str, float] = {}
         self._given_up: dict[str, None] = {}
+        self._checked_at = -math.inf
 
     @property
     def need(self) -> Mapping[str, int]:
@@ -56,45 +59,50 @@ class ShareBook:
     def wait_started(self, now: float) -> None:
         """The trainer is free and waits for a batch."""
         self._since = now
+        self._deadlines = {task: now + rule.deadline_s for task, rule in self._rules.items()}
+        self._checked_at = -math.inf
 
     def claimed(self) -> None:
         """The batch is claimed; the next one has the usual shares again."""
         self._need = self.usual()
         self._since = None
+        self._deadlines = {}
         self._given_up = {}
 
     def next_wake(self) -> float | None:
-        """When `check` has to be asked again."""
-        if self._since is None:
-            return None
-        deadlines = [rule.deadline_s for task, rule in self._rules.items() if task not in self._given_up]
-        return self._since + min(deadlines) if deadlines else None
+        """When `check` has to be asked again, if nothing becomes ready before."""
+        return min((at for at in self._deadlines.values() if at > self._checked_at), default=None)
 
     def check(self, ready: Mapping[str, int], now: float) -> Redistributed | Unfillable | None:
-        """Act on the deadlines that have passed."""
+        """Act on the deadlines that have passed. Ask at every change, and at `next_wake`."""
         if self._since is None:
             return None
+        self._checked_at = now
         short = self.missing(ready)
-        waited = now - self._since
-        late = [task for task, rule in self._rules.items() if task not in self._given_up and waited >= rule.deadline_s]
-        for task in late:
-            self._given_up[task] = None
-        overdue = {task: short[task] for task in late if task in short}
+        overdue = {task: count for task, count in short.items() if now >= self._deadlines[task]}
         if not overdue:
             return None
+        waited = now - self._since
         for task, count in overdue.items():
             if self._rules[task].unfilled == "stop":
                 return Unfillable(f"task {task} is {count} groups short of its share after {waited:g} s")
-        helpers = [task for task in self._rules if task not in short]
-        if not helpers:
-            names = ", ".join(f"{task} ({count} short)" for task, count in short.items())
-            return Unfillable(f"no task fills its share after {waited:g} s: {names}")
-        return self._hand_over(overdue, helpers, waited)
+        helpers = [task for task in self._rules if task not in short and task not in self._given_up]
+        if helpers:
+            return self._hand_over(overdue, helpers, now, waited)
+        if len(overdue) < len(short):
+            # Somebody is short and still has time: once it has filled its share it can fill in.
+            return None
+        names = ", ".join(f"{task} ({count} short)" for task, count in short.items())
+        return Unfillable(f"no task fills its share after {waited:g} s: {names}")
 
-    def _hand_over(self, overdue: dict[str, int], helpers: list[str], waited: float) -> Redistributed:
+    def _hand_over(self, overdue: dict[str, int], helpers: list[str], now: float, waited: float) -> Redistributed:
+        """Those who fill in get their time again; those who gave up are not asked to fill in for others."""
         filled_by = dict.fromkeys(helpers, 0)
         for number in range(sum(overdue.values())):
             filled_by[helpers[number % len(helpers)]] += 1
         filled_by = {task: count for task, count in filled_by.items() if count}
         self._need = {task: need - overdue.get(task, 0) + filled_by.get(task, 0) for task, need in self._need.items()}
+        self._given_up.update(dict.fromkeys(overdue))
+        for task in filled_by:
+            self._deadlines[task] = now + self._rules[task].deadline_s
         return Redistributed(overdue, filled_by, f"share not filled after {waited:g} s")

@@ -6,13 +6,16 @@ ready and no timer is left, nothing can ever happen again: the loop raises `Virt
 """
 
 import asyncio
+import heapq
 import math
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any, TypeVar, TypeVarTuple
 
 from rollart.types.errors import StalledRun
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class VirtualDeadlock(StalledRun):
@@ -36,6 +39,20 @@ class _JumpingSelector:
         pass
 
 
+class _Timer(asyncio.TimerHandle):
+    """Timers of the same moment run in the order in which they were set; asyncio's own heap does not promise that."""
+
+    __slots__ = ("number",)
+    number: int
+
+    def __lt__(self, other: object) -> bool:
+        if not isinstance(other, _Timer):
+            return NotImplemented
+        if self._when == other._when:  # type: ignore[attr-defined]
+            return self.number < other.number
+        return bool(self._when < other._when)  # type: ignore[attr-defined]
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     """Single-threaded: `call_soon_threadsafe` is `call_soon`, and there is no I/O."""
 
@@ -45,6 +62,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._now = 0.0
+        self._timers = 0
         self._selector = _JumpingSelector(self)
 
     def time(self) -> float:
@@ -59,6 +77,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
     @_clock_resolution.setter
     def _clock_resolution(self, value: float) -> None:
         """The base class sets it to that of the real clock, which does not matter here."""
+
+    def call_at(
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        if self.is_closed():
+            raise RuntimeError("the virtual loop is closed")
+        timer = _Timer(when, callback, args, self, context)
+        timer.number = self._timers = self._timers + 1
+        heapq.heappush(self._scheduled, timer)
+        timer._scheduled = True  # type: ignore[attr-defined]
+        return timer
 
     def jump(self) -> None:
         """Move the clock to the first timer."""
@@ -85,11 +114,11 @@ def run_virtual(main: Coroutine[Any, Any, T]) -> T:
     try:
         return loop.run_until_complete(main)
     finally:
-        _cancel_rest(loop)
+        cancel_rest(loop)
         loop.close()
 
 
-def _cancel_rest(loop: VirtualLoop) -> None:
+def cancel_rest(loop: VirtualLoop) -> None:
     """Let tasks that the main coroutine left behind run their `finally` blocks, in the order of their names."""
     rest = sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())
     for task in rest:

@@ -9,6 +9,8 @@ from rollart.control.rewards import POOL as REWARD
 from rollart.control.trainer import POOL as TRAINER
 from rollart.observe.journal import MemoryJournal
 from rollart.ports.prompts import PromptSource
+from rollart.ports.sink import EventSink
+from rollart.sim.checkpoints import SimCheckpoints
 from rollart.sim.loop import run_virtual
 from rollart.sim.prompts import CountingPrompts
 from rollart.sim.runtime import VirtualRuntime
@@ -41,7 +43,7 @@ def simulate(scenario: Scenario) -> Simulated:
     return Simulated(journal.events, error)
 
 
-def parts(scenario: Scenario, journal: MemoryJournal) -> Parts:
+def parts(scenario: Scenario, journal: EventSink, checkpoints: SimCheckpoints | None = None) -> Parts:
     """The simulated world, behind the ports. Built inside the running loop."""
     store = SimStore()
     return Parts(
@@ -51,7 +53,7 @@ def parts(scenario: Scenario, journal: MemoryJournal) -> Parts:
             *_engines(scenario, store),
             *_environments(scenario),
             *_rewards(scenario),
-            _trainer(scenario, store),
+            _trainer(scenario, store, checkpoints or SimCheckpoints()),
         ],
         prompts=_prompts(scenario, held_out=False),
         eval_prompts=_prompts(scenario, held_out=True),
@@ -112,7 +114,7 @@ def _rewards(scenario: Scenario) -> list[WorkerSpec]:
     ]
 
 
-def _trainer(scenario: Scenario, store: SimStore) -> WorkerSpec:
+def _trainer(scenario: Scenario, store: SimStore, checkpoints: SimCheckpoints) -> WorkerSpec:
     world = scenario.world
     settings = {
         "hardware": world.hardware_class(world.trainer.hardware, "sim.trainer.hardware"),
@@ -120,5 +122,6 @@ def _trainer(scenario: Scenario, store: SimStore) -> WorkerSpec:
         "ranks": world.trainer.ranks,
         "push_gb_s": world.trainer.push_gb_s,
         "store": store,
+        "checkpoints": checkpoints,
     }
     return WorkerSpec("trainer/0", Role.TRAINER, TRAINER, "rollart.sim.trainer:SimTrainer", settings)

@@ -9,6 +9,7 @@
     │   ├── ShareUnfilled      a task cannot fill its share of the batch
     │   ├── StalledRun         nothing moves and no deadline is left to change that
     │   └── TrainingFailed     the trainer reported an error
+    │       └── TrainerLost    the trainer is gone; it starts again from its checkpoint
     ├── Fault                  a part outside the agent's reach failed: an outcome, never a reward
     │   ├── EnvironmentFault
     │   ├── EngineFault
@@ -63,6 +64,10 @@ class StalledRun(RunError):
 
 class TrainingFailed(RunError):
     """The trainer could not train a batch or publish a version."""
+
+
+class TrainerLost(TrainingFailed):
+    """The trainer died under a command. Recovered from, unless it keeps dying."""
 
 
 class Fault(RollartError):

@@ -10,7 +10,8 @@ import msgspec
 
 from rollart.types.ids import ClaimId, GroupId, PromptId, TrajectoryId, WorkerId
 from rollart.types.messages import Role
-from rollart.types.trajectory import GroupOutcome, Outcome, Purpose
+from rollart.types.snapshot import RunState
+from rollart.types.trajectory import GroupOutcome, Outcome, Prompt, Purpose
 from rollart.types.versions import Version
 
 
@@ -28,6 +29,7 @@ class RunStarted(Event, frozen=True):
     seed: int
     groups_per_batch: dict[str, int]
     group_size: int
+    extra_groups: int = 0
 
 
 class RunEnded(Event, frozen=True):
@@ -36,11 +38,47 @@ class RunEnded(Event, frozen=True):
     """Empty when the run did all its steps."""
 
 
+class RunResumed(Event, frozen=True):
+    """A new controller goes on with the run; what was in flight at the old one is cancelled in the events that follow.
+
+    Times before and after are of different clocks."""
+
+    mode: str
+    alpha: int
+
+
 class EpochStarted(Event, frozen=True):
-    """A trainer started. Durable before its first publication."""
+    """A trainer started, from the checkpoint of `step`. Durable before its first publication."""
 
     epoch: int
     step: int
+
+
+class RolledBack(Event, frozen=True):
+    """The lineage goes on from `step`: what was trained after it is void, and those prompts wait again."""
+
+    epoch: int
+    step: int
+    groups: tuple[GroupId, ...]
+
+
+class CheckpointSaved(Event, frozen=True):
+    """The trainer can come back from here: everything up to `version` is settled."""
+
+    version: Version
+
+
+class CheckpointFailed(Event, frozen=True):
+    """The checkpoint before it stays."""
+
+    version: Version
+    reason: str
+
+
+class Snapshot(Event, frozen=True):
+    """The state of the run: a resume reads the last one and what comes after it."""
+
+    state: RunState
 
 
 class StallReported(Event, frozen=True):
@@ -86,6 +124,8 @@ class VersionPublished(Event, frozen=True):
 
 
 class EngineUpdated(Event, frozen=True):
+    """The engine is in service with this version from here on."""
+
     worker: WorkerId
     version: Version
 
@@ -111,11 +151,25 @@ class WeightsSynced(Event, frozen=True):
 # --- groups and trajectories ----------------------------------------------------------------------------------------
 
 
+class PromptTaken(Event, frozen=True):
+    """A prompt was taken from its source; `cursor` is where the source stands after it.
+
+    `ticket` numbers what was taken: a source may give a prompt again while it is still in flight.
+    """
+
+    ticket: int
+    prompt: Prompt
+    cursor: dict[str, Any]
+
+
 class GroupOpened(Event, frozen=True):
+    """`ticket` is -1 for an evaluation, whose prompts are not taken from a training source."""
+
     group: GroupId
     task: str
     prompt: PromptId
     purpose: Purpose
+    ticket: int
     attempt: int
 
 
@@ -145,6 +199,21 @@ class TurnEnded(Event, frozen=True):
     cached: int
     recomputed: int
     versions: tuple[tuple[Version, int], ...]
+
+
+class TurnAborted(Event, frozen=True):
+    """A turn was stopped; `sampled` tokens of it are wasted. May come after the end of its trajectory."""
+
+    trajectory: TrajectoryId
+    engine: WorkerId
+    sampled: int
+
+
+class RewardArrived(Event, frozen=True):
+    """The reward of a finished episode: once per trajectory, however often it was asked for and answered."""
+
+    trajectory: TrajectoryId
+    value: float
 
 
 class TrajectoryEnded(Event, frozen=True):
@@ -206,14 +275,6 @@ class ShareRedistributed(Event, frozen=True):
     cause: str
 
 
-class CursorMoved(Event, frozen=True):
-    """A prompt was taken from its source; `cursor` is where the source stands after it."""
-
-    task: str
-    prompt: PromptId
-    cursor: dict[str, Any]
-
-
 class EvalEnded(Event, frozen=True):
     """One round of held-out episodes. `mean_reward` is over those that ended with a reward."""
 
@@ -248,13 +309,20 @@ JournalEvent = (
     | TrajectoryStarted
     | Placed
     | TurnEnded
+    | TurnAborted
+    | RewardArrived
     | TrajectoryEnded
     | GroupEnded
     | BatchClaimed
     | StepTrained
     | ClaimReturned
     | ShareRedistributed
-    | CursorMoved
+    | PromptTaken
+    | RunResumed
+    | RolledBack
+    | CheckpointSaved
+    | CheckpointFailed
+    | Snapshot
     | EvalEnded
     | PoolTime
 )

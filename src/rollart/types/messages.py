@@ -10,7 +10,7 @@ deadline, or answered late, changes nothing.
                  Stage Update                                  Staged StageFailed Updated
     environment  Reset Step Close                              Observed EnvironmentFailed
     reward       Score                                         Scored ScoreFailed
-    trainer      Train Publish                                 Trained Published TrainerFailed
+    trainer      Train Publish Save                            Trained Published TrainerFailed Saved SaveFailed
 """
 
 import enum
@@ -320,7 +320,16 @@ class Publish(msgspec.Struct, frozen=True):
     version: Version
 
 
-TrainerCommand = Train | Publish
+class Save(msgspec.Struct, frozen=True):
+    """Make the current weights, and all that training needs to go on from them, durable as the checkpoint of `version`.
+
+    Whole or not at all: until `Saved`, a trainer that starts anew finds the checkpoint before it.
+    """
+
+    version: Version
+
+
+TrainerCommand = Train | Publish | Save
 
 
 class Trained(msgspec.Struct, frozen=True):
@@ -340,13 +349,26 @@ class TrainerFailed(msgspec.Struct, frozen=True):
     reason: str
 
 
-TrainerEvent = Trained | Published | TrainerFailed
+class Saved(msgspec.Struct, frozen=True):
+    version: Version
+
+
+class SaveFailed(msgspec.Struct, frozen=True):
+    """The disk is full, say. The checkpoint before it is whole."""
+
+    version: Version
+    reason: str
+
+
+TrainerEvent = Trained | Published | TrainerFailed | Saved | SaveFailed
 
 
 class TrainerInfo(msgspec.Struct, frozen=True):
     """What a trainer is, said when it joins."""
 
     parameters: int
+    restored: Version | None = None
+    """The checkpoint that it starts from; None: it starts fresh."""
 
 
 # --- any role -------------------------------------------------------------------------------------------------------

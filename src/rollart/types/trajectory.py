@@ -78,6 +78,23 @@ class Prompt(msgspec.Struct, frozen=True):
     data: dict[str, Any] = {}
 
 
+class Ticket(msgspec.Struct, frozen=True):
+    """A prompt with its history: how often a group was opened for it, and which member numbers are used up.
+
+    Member numbers are never reused for a ticket, so a replacement is a new sample and not the same failure again.
+    """
+
+    number: int
+    prompt: Prompt
+    attempt: int = 0
+    failures: int = 0
+    next_member: int = 0
+
+    def again(self, next_member: int, *, failed: bool) -> "Ticket":
+        """The ticket after a group of this prompt came to nothing."""
+        return Ticket(self.number, self.prompt, self.attempt + 1, self.failures + int(failed), next_member)
+
+
 class Trajectory:
     """The record of one attempt at one member of a group; owned by its EnvManager until it ends, then read only.
 

@@ -4,12 +4,14 @@ What holds:
 - a claim is trained once: a doubled `Train` is answered again and changes nothing;
 - a command that fails leaves the weights as they were (nothing is written before every gradient is known to be finite);
 - log-probabilities are those of `token_logprobs` at the temperature that the engines sampled with, so that the reported
-  `mismatch` is the numerical difference of engine and trainer plus what the policy moved since, and nothing else.
+  `mismatch` is the numerical difference of engine and trainer plus what the policy moved since, and nothing else;
+- a trainer that starts where a checkpoint lies goes on from it, in float32 bit by bit as the one before would have.
 """
 
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +20,8 @@ from pydantic import ConfigDict, Field
 from rollart.algo.loss import grpo_terms
 from rollart.backends.models import build_model, token_logprobs
 from rollart.backends.stores.tensors import pack
+from rollart.backends.trainers import training_state
+from rollart.backends.trainers.checkpoint import Checkpoints, NotSaved
 from rollart.config.base import Strict
 from rollart.ports.weights import WeightStore
 from rollart.ports.worker import Advance
@@ -26,6 +30,9 @@ from rollart.types.ids import ClaimId
 from rollart.types.messages import (
     Publish,
     Published,
+    Save,
+    Saved,
+    SaveFailed,
     Train,
     Trained,
     TrainerFailed,
@@ -58,6 +65,9 @@ class ReferenceTrainerSettings(Strict):
     """The one that the engines sample with."""
     bucket_bytes: int = Field(default=64 * 2**20, ge=1)
     keep_versions: int = Field(default=2, ge=1)
+    checkpoints: str | None = None
+    """The folder that `Save` writes to, and that a trainer starts from if it holds a checkpoint."""
+    keep_checkpoints: int = Field(default=2, ge=1)
     dtype: str = "float32"
     device: str = "cpu"
 
@@ -90,13 +100,24 @@ class ReferenceTrainer:
         )
         self._version: Version | None = None
         """What the last trained step made of the weights."""
+        self._name: Version | None = None
+        """What the weights were last called, by `Train` or by `Publish`: the version that can be saved."""
         self._published: list[Manifest] = []
         self._answers: dict[ClaimId, Trained | TrainerFailed] = {}
         self._skipped = 0
         self._commands: deque[WorkerCommand] = deque()
+        self._checkpoints: Checkpoints | None = None
+        self._saved: Version | None = None
+        """The newest checkpoint."""
+        if own.checkpoints is not None:
+            self._checkpoints = Checkpoints(Path(own.checkpoints), keep=own.keep_checkpoints)
+            self._restore(self._checkpoints)
+        self._restored = self._saved
 
     def info(self) -> TrainerInfo:
-        return TrainerInfo(parameters=sum(parameter.numel() for parameter in self._model.parameters()))
+        return TrainerInfo(
+            parameters=sum(parameter.numel() for parameter in self._model.parameters()), restored=self._restored
+        )
 
     def post(self, commands: Sequence[WorkerCommand]) -> None:
         self._commands.extend(commands)
@@ -109,6 +130,8 @@ class ReferenceTrainer:
                     events.append(self._train(train))
                 case Publish(version):
                     events.append(self._publish(version))
+                case Save(version):
+                    events.append(self._save(version))
                 case other:
                     raise InvariantBroken(f"a trainer does not take {type(other).__name__}; this is a bug of rollart")
         return Advance(events, now if self._commands else None)
@@ -131,7 +154,7 @@ class ReferenceTrainer:
             self._optimizer.zero_grad(set_to_none=True)
             answer = TrainerFailed(train.claim, str(refusal))
         else:
-            self._version = train.version
+            self._version = self._name = train.version
             answer = Trained(train.claim, train.version, metrics)
         self._answers[train.claim] = answer
         if len(self._answers) > REMEMBERED_CLAIMS:
@@ -219,7 +242,37 @@ class ReferenceTrainer:
             self._store.publish(manifest, buckets)
         except WeightError as error:
             return TrainerFailed(None, f"{version} was not published: {error}")
+        self._name = version
         self._published.append(manifest)
         while len(self._published) > self._settings.keep_versions:
             self._store.drop(self._published.pop(0).version)
         return Published(manifest)
+
+    # --- checkpoints
+
+    def _save(self, version: Version) -> Saved | SaveFailed:
+        if self._checkpoints is None:
+            return SaveFailed(version, f"{version} has no folder for checkpoints; set `checkpoints` of the trainer")
+        if version == self._saved:
+            return Saved(version)  # a doubled command
+        if version != self._name:
+            return SaveFailed(version, f"the weights are those of {self._name}, and only those can be saved")
+        group = self._optimizer.param_groups[0]
+        facts = {
+            "skipped": self._skipped,
+            "optimizer": {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")},
+        }
+        try:
+            self._checkpoints.save(version, training_state.files(self._model, self._optimizer), facts)
+        except NotSaved as error:
+            return SaveFailed(version, str(error))
+        self._saved = version
+        return Saved(version)
+
+    def _restore(self, checkpoints: Checkpoints) -> None:
+        checkpoint = checkpoints.newest()
+        if checkpoint is None:
+            return
+        training_state.restore(checkpoint, self._model, self._optimizer)
+        self._skipped = int(checkpoint.facts["skipped"])
+        self._version = self._name = self._saved = checkpoint.version

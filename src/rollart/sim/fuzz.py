@@ -1,0 +1,232 @@
+"""Worlds from seeds: randomised clusters, workloads, modes and faults, and what came of the control plane in them.
+
+A seed decides everything, so a failure replays. A world is a value: a shrinker takes things out of it for as long as it
+still fails.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+from rollart.config.modes import Mode
+from rollart.sim.draws import uniform
+from rollart.sim.faults import Fault
+from rollart.sim.lossy import LinkFaults
+from rollart.types.trajectory import StaleTreatment
+
+SECONDS_FOREVER = math.inf
+
+
+class World(NamedTuple):
+    """One world: a scenario as tables, and what goes wrong in it."""
+
+    seed: int
+    tables: dict[str, Any]
+    faults: tuple[Fault, ...] = ()
+    link: LinkFaults | None = None
+    controller_dies_at_s: tuple[float, ...] = ()
+
+    @property
+    def fatal(self) -> bool:
+        """Whether the run cannot survive: it must end with a typed error then."""
+        return any(fault.row == 4 for fault in self.faults)
+
+
+class _Dice:
+    """Draws in order from one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._count = 0
+
+    def real(self, low: float = 0.0, high: float = 1.0) -> float:
+        self._count += 1
+        return low + (high - low) * uniform(self._seed, self._count)
+
+    def whole(self, low: int, high: int) -> int:
+        """Both ends included."""
+        return min(high, low + int(self.real() * (high - low + 1)))
+
+    def chance(self, share: float) -> bool:
+        return self.real() < share
+
+    def one_of(self, *options: Any) -> Any:
+        return options[self.whole(0, len(options) - 1)]
+
+
+def make_world(seed: int, mode: Mode | None = None) -> World:
+    """The world of a seed."""
+    dice = _Dice(seed)
+    drawn = list(Mode)[seed % len(Mode)]
+    tables = _tables(dice, mode or drawn, seed)
+    if dice.chance(0.02):
+        return _fatal_world(seed, tables)
+    tasks, pools = list(tables["tasks"]), list(tables["pools"])
+    faults = _faults(dice, tasks, pools, tables)
+    link = None
+    if dice.chance(0.25):
+        link = LinkFaults(
+            seed=seed,
+            loss=dice.real(0.0, 0.2),
+            double=dice.real(0.0, 0.1),
+            delay_s=dice.real(0.001, 0.2),
+            cut_s=dice.one_of(0.0, 5.0),
+        )
+    deaths = tuple(sorted(dice.real(1.0, 40.0) for _ in range(dice.one_of(0, 0, 0, 1, 2))))
+    return World(seed, tables, tuple(faults), link, deaths)
+
+
+def _fatal_world(seed: int, tables: dict[str, Any]) -> World:
+    """Row 4: after a few steps every engine is killed at an update, and none comes back."""
+    batch = tables["batch"]
+    batch["trajectories"] *= math.ceil(20 / batch["trajectories"])
+    tables["steps"] = max(tables["steps"], 6)
+    rounds = 4 * sum(pool["engines"] for pool in tables["pools"].values())
+    faults = (
+        Fault(4, "kill", "engine/", on="Update", skip=rounds, limit=1000, incarnations=1000),
+        Fault(4, "absent", "engine/", once_struck=4, limit=1000, incarnations=1000),
+    )
+    return World(seed, tables, faults)
+
+
+def _tables(dice: _Dice, mode: Mode, seed: int) -> dict[str, Any]:
+    group_size = dice.whole(2, 4)
+    tasks = [f"task{index}" for index in range(dice.whole(1, 3))]
+    shares = {task: dice.whole(1, 3) for task in tasks}
+    groups = sum(shares.values()) * dice.whole(1, 2)
+    steps = max(dice.whole(3, 6), math.ceil(56 / (groups * group_size)))
+    crowd = dice.chance(0.03)
+    return {
+        "name": f"fuzz-{seed}",
+        "seed": seed,
+        "steps": steps,
+        "mode": mode.value,
+        "alpha": dice.whole(0, 2),
+        "checkpoint_every": dice.whole(1, 4),
+        "eval_every": dice.one_of(0, 0, 2),
+        "rolling_update": dice.chance(0.3),
+        "reward_workers": dice.whole(1, 2),
+        "batch": {
+            "trajectories": groups * group_size,
+            "group_size": group_size,
+            "extra_groups": dice.one_of(0, 0, 0, 1),
+            "extra_members": dice.one_of(0, 0, 0, 1),
+        },
+        "tasks": {task: _task(dice, shares[task], crowd=crowd) for task in tasks},
+        "pools": {name: {"engines": dice.whole(1, 3)} for name in ("fast", "wide")},
+        "deadlines": {
+            "engine_silent_s": 10.0,
+            "turn_s": 60.0,
+            "engine_joins_s": 45.0,
+            "stage_s": 30.0,
+            "update_s": 20.0,
+            "train_s": 120.0,
+            "publish_s": 60.0,
+            "save_s": 60.0,
+            "reward_s": 10.0,
+            "stall_report_s": 60.0,
+        },
+        "sim": _sim(dice, tasks),
+    }
+
+
+def _task(dice: _Dice, share: int, *, crowd: bool) -> dict[str, Any]:
+    return {
+        "share": share,
+        "hardware": dice.one_of("fast", "wide", None),
+        "environments": 1000 if crowd else dice.whole(4, 24),
+        "environments_per_worker": 250 if crowd else dice.whole(4, 12),
+        "max_turns": dice.whole(3, 8),
+        "max_turn_tokens": dice.whole(8, 64),
+        "max_context": 4096,
+        "stale": dice.one_of(*(treatment.value for treatment in StaleTreatment)),
+        "reset_deadline_s": 15.0,
+        "step_deadline_s": 10.0,
+        "share_deadline_s": 600.0,
+        "eval_episodes": dice.whole(1, 6),
+    }
+
+
+def _sim(dice: _Dice, tasks: list[str]) -> dict[str, Any]:
+    return {
+        "model": "tiny",
+        "engine": {
+            "slots": dice.whole(2, 16),
+            "max_context": 4096,
+            "kv_on_update": dice.one_of("recompute", "recompute", "keep"),
+            "pull_gb_s": dice.real(0.02, 1.0),
+            "progress_interval_s": dice.real(0.2, 2.0),
+        },
+        "trainer": {"hardware": "fast", "ranks": dice.whole(1, 4), "push_gb_s": dice.real(0.05, 1.0)},
+        "reward": {"serverless": dice.chance(0.5), "slots": dice.whole(1, 4), "cold_start_s": dice.real(0.0, 1.0)},
+        "tasks": {task: _workload(dice) for task in tasks},
+    }
+
+
+def _workload(dice: _Dice) -> dict[str, Any]:
+    return {
+        "prompt_tokens": {"kind": "uniform", "low": 10, "high": dice.whole(20, 200)},
+        "observation_tokens": {"kind": "uniform", "low": 1, "high": dice.whole(5, 60)},
+        "answer_tokens": {"kind": "lognormal", "median": dice.whole(3, 40), "sigma": 0.8, "min": 1},
+        "turns": {"kind": "lognormal", "median": dice.real(1.0, 6.0), "sigma": 0.6, "min": 1, "max": 12},
+        "reset_s": {"kind": "lognormal", "median": dice.real(0.01, 1.0), "sigma": dice.real(0.1, 1.0)},
+        "step_s": {"kind": "lognormal", "median": dice.real(0.01, 0.5), "sigma": dice.real(0.1, 1.2)},
+        "reward_s": {"kind": "lognormal", "median": dice.real(0.01, 0.5), "sigma": 0.5},
+        "reset_failure": dice.one_of(0.0, 0.0, 0.05),
+        "step_failure": dice.one_of(0.0, 0.0, 0.02),
+        "success": dice.real(0.1, 0.9),
+    }
+
+
+def _faults(dice: _Dice, tasks: list[str], pools: list[str], tables: dict[str, Any]) -> list[Fault]:
+    """A handful of faults, or none in one world of ten."""
+    if dice.chance(0.1):
+        return []
+    chosen = [_one_fault(dice, tasks, pools, tables) for _ in range(dice.whole(1, 5))]
+    if dice.chance(0.3):
+        # A sync that takes a while is where it can be cut, and where engines of two versions serve side by side.
+        slow = dice.real(0.2, 4.0)
+        chosen.append(Fault(20, "late", "engine/", on="Updated", for_s=slow, limit=10_000, incarnations=100))
+    return chosen
+
+
+def _one_fault(dice: _Dice, tasks: list[str], pools: list[str], tables: dict[str, Any]) -> Fault:
+    task = f"environment/{dice.one_of(*tasks)}/"
+    # One engine, the first of the first pool, is never hit: the design promises progress while one is healthy.
+    others = [f"engine/{pool}/{index}" for pool in pools for index in range(tables["pools"][pool]["engines"])][1:]
+    engine, whole_pool = dice.one_of(*others), f"engine/{pools[1]}/"
+    at = dice.real(0.5, 30.0)
+    share = dice.real(0.02, 0.3)
+    some = dice.whole(1, 6)
+    late = dice.whole(3, 12)
+    options = [
+        Fault(1, "kill", engine, at_s=at),
+        Fault(2, "kill", engine, at_s=at),
+        Fault(2, "kill", whole_pool, at_s=at, limit=3),
+        Fault(2, "kill", engine, on="TurnDone", skip=some),
+        Fault(3, "freeze", engine, at_s=at, for_s=dice.one_of(5.0, 25.0, SECONDS_FOREVER)),
+        Fault(3, "freeze", whole_pool, at_s=at, limit=2),
+        Fault(5, "absent", engine, limit=1),
+        Fault(6, "hang", task, on="Observed", share=share, limit=some),
+        Fault(7, "kill", task, on="Step", skip=some),
+        Fault(8, "blank", task, at_s=at),
+        Fault(9, "limit", task, on="Observed", share=share, limit=some),
+        Fault(10, "late", task, on="Observed", share=share, limit=some, for_s=dice.real(10.0, 40.0)),
+        Fault(12, "hang", "reward/", on="Score", share=share, limit=some),
+        Fault(13, "fail", "reward/", on="Score", share=share, limit=some),
+        Fault(13, "double", "reward/", on="Scored", share=share, limit=some),
+        Fault(14, "nonsense", "reward/", on="Scored", share=share, limit=some),
+        Fault(15, "kill", "trainer/", on="Trained", skip=dice.whole(0, 3)),
+        Fault(16, "kill", "trainer/", on="Save", skip=dice.whole(0, 2)),
+        Fault(16, "full_disk", "trainer/", on="Save", limit=1),
+        Fault(17, "hang", task, on="Observed", skip=late, limit=some),
+        Fault(17, "hang", engine, on="TurnDone", skip=late),
+        Fault(18, "double", engine, on="TurnDone", share=share, limit=some),
+        Fault(18, "double", task, on="Observed", share=share, limit=some),
+        Fault(19, "late", "trainer/", on="Trained", for_s=dice.real(5.0, 40.0), limit=10, incarnations=10),
+        Fault(20, "kill", engine, on="Update", skip=dice.whole(0, 3)),
+        Fault(20, "hang", engine, on="Update", skip=dice.whole(1, 3)),
+        Fault(20, "hang", engine, on="Stage", skip=dice.whole(1, 3)),
+        Fault(21, "corrupt", engine, on="Stage", skip=dice.whole(1, 3)),
+        Fault(22, "kill", "trainer/", at_s=at),
+    ]
+    return options[dice.whole(0, len(options) - 1)]

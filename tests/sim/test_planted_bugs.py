@@ -1,0 +1,269 @@
+"""The fuzzer finds bugs: each test plants one in the control plane and asserts that a rule breaks within 500 seeds.
+
+The product has no switch for bugs; they are patched in here.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rollart.config.modes import Mode
+from rollart.control.buffer import SampleBuffer
+from rollart.control.environments import EnvironmentPool
+from rollart.control.episode import EnvManager
+from rollart.control.proxy import LLMProxy
+from rollart.control.rollout import RolloutScheduler
+from rollart.control.waits import Waits
+from rollart.policy import admission
+from rollart.policy.buffer import BufferBook
+from rollart.policy.groups import GroupBook, OpenGroup
+from rollart.policy.lineage import Lineage
+from rollart.policy.routing import Router
+from rollart.policy.shares import ShareBook
+from rollart.policy.staleness import StalenessBound
+from rollart.policy.sync import SyncBook
+from rollart.sim.crashes import run_world
+from rollart.sim.engine import SimEngine
+from rollart.sim.fuzz import make_world
+from rollart.types.errors import EnvironmentFault
+from rollart.types.trajectory import Outcome
+from rollart.types.versions import Version
+
+SEEDS = 500
+
+
+def found(rules: set[int], mode: Mode | None = None) -> int:
+    """The first seed that breaks one of the rules."""
+    for seed in range(SEEDS):
+        done = run_world(make_world(seed, mode))
+        broken = [violation for violation in done.violations if violation.rule in rules]
+        if broken:
+            return seed
+    pytest.fail(f"no seed below {SEEDS} breaks any of the rules {rules}")
+
+
+def patch(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Replace a method by what `make` makes of it."""
+    monkeypatch.setattr(owner, name, make(getattr(owner, name)))
+
+
+def test_the_staleness_check_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StalenessBound, "violated", lambda *_: False)
+    found({2}, Mode.ROLLART)
+
+
+def test_a_slot_is_lost_when_its_environment_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    patch(
+        monkeypatch,
+        EnvironmentPool,
+        "release",
+        lambda real: lambda self, slot, fault: real(self, slot, fault) if fault is None else None,
+    )
+    found({8})
+
+
+def test_a_reward_is_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def twice(self: EnvManager) -> float:
+        return 2 * await real(self)
+
+    real = EnvManager._ask_reward
+    monkeypatch.setattr(EnvManager, "_ask_reward", twice)
+    found({1})
+
+
+def test_a_version_is_stamped_before_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens carry the newest staged version although the engine still serves the one before."""
+
+    def early(self: SimEngine) -> Any:
+        return max([version for version in (self._version, *self._staged) if version is not None])
+
+    monkeypatch.setattr(SimEngine, "_serving", early)
+    found({4})
+
+
+def test_a_group_is_filled_with_a_failed_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keep_failed(real: Any) -> Any:
+        def member_ended(self: GroupBook, group: Any, trajectory: Any, outcome: Outcome) -> OpenGroup:
+            kept = Outcome.COMPLETED if outcome is Outcome.ENV_FAILED else outcome
+            return real(self, group, trajectory, kept)  # type: ignore[no-any-return]
+
+        return member_ended
+
+    patch(monkeypatch, GroupBook, "member_ended", keep_failed)
+    found({1, 8})
+
+
+def test_a_failed_environment_becomes_a_reward_of_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def forgiving(self: EnvManager) -> bool:
+        try:
+            return await real(self)
+        except EnvironmentFault:
+            return False
+
+    async def free_reward(self: EnvManager, _truncated: bool) -> None:
+        self.trajectory.reward = 0.0
+
+    real = EnvManager._episode
+    monkeypatch.setattr(EnvManager, "_episode", forgiving)
+    monkeypatch.setattr(EnvManager, "_reward", free_reward)
+    found({1})
+
+
+def test_a_wait_has_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def for_ever(_self: Waits, future: "asyncio.Future[Any]", *_: Any) -> Any:
+        return await future
+
+    monkeypatch.setattr(Waits, "wait", for_ever)
+    found({6, 8})
+
+
+def test_a_claim_is_not_made_durable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgetful(real: Any) -> Any:
+        async def claim(self: SampleBuffer, trained: Any) -> Any:
+            class NoFlush:
+                append = self._context.sink.append
+
+                async def flush(self) -> None:
+                    pass
+
+            sink, self._context.sink = self._context.sink, NoFlush()  # type: ignore[assignment]
+            try:
+                return await real(self, trained)
+            finally:
+                self._context.sink = sink
+
+        return claim
+
+    patch(monkeypatch, SampleBuffer, "_claim", forgetful)
+    found({1, 8})
+
+
+def test_a_session_moves_to_an_older_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    patch(
+        monkeypatch,
+        Router,
+        "place",
+        lambda real: lambda self, trajectory, task, _at_least, now: real(self, trajectory, task, None, now),
+    )
+    found({4})
+
+
+def test_shares_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    def anything(self: ShareBook, ready: Any) -> dict[str, int]:
+        wanted, there = sum(self.usual().values()), sum(ready.values())
+        if there < wanted:
+            return {"any": wanted - there}
+        taken = {}
+        for task in self.usual():
+            taken[task] = min(ready.get(task, 0), wanted)
+            wanted -= taken[task]
+        self._need = taken
+        return {}
+
+    monkeypatch.setattr(ShareBook, "missing", anything)
+    found({3})
+
+
+def test_a_roll_back_keeps_its_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keep(self: SampleBuffer, step: int) -> None:
+        self.steps_claimed = step
+
+    monkeypatch.setattr(SampleBuffer, "roll_back", keep)
+    found({1, 2, 8})
+
+
+def test_a_roll_back_keeps_what_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RolloutScheduler, "roll_back", lambda self, step: self._buffer.roll_back(step))
+    found({1, 2, 4})
+
+
+def test_a_roll_back_forgets_the_prompts_it_undoes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Lineage, "trained_after", lambda _self, _step: [])
+    found({1})
+
+
+def test_an_epoch_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer that comes back publishes under the number of the one before it."""
+    monkeypatch.setattr(Lineage, "_epoch_started", lambda self, _event: setattr(self, "epoch", 0))
+    found({1, 4, 8})
+
+
+def test_a_prompt_that_waits_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forget(real: Any) -> Any:
+        def ended(self: RolloutScheduler, group: OpenGroup, outcome: Any, cause: str) -> None:
+            real(self, group, outcome, cause)
+            self._tickets[group.task].clear()
+
+        return ended
+
+    patch(monkeypatch, RolloutScheduler, "_ready_group_ended", forget)
+    found({1})
+
+
+def test_admission_lets_too_much_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    def generous(**settings: Any) -> dict[str, int]:
+        return {task: count + 2 for task, count in real(**settings).items()}
+
+    real = admission.groups_to_start
+    monkeypatch.setattr("rollart.control.rollout.groups_to_start", generous)
+    found({2})
+
+
+def test_a_trained_group_stays_in_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keep(real: Any) -> Any:
+        def trained(self: BufferBook, id: Any) -> Any:
+            groups = real(self, id)
+            for group in groups[:1]:
+                self._places[group.id] = 0
+                self._ready.setdefault(group.task, {})[group.id] = group
+            return groups
+
+        return trained
+
+    patch(monkeypatch, BufferBook, "trained", keep)
+    found({1, 8})
+
+
+def test_a_lost_turn_is_never_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drop(real: Any) -> Any:
+        def worker_left(self: LLMProxy, worker: Any, spec: Any, reason: str) -> None:
+            real(self, worker, spec, reason)
+            self._queue.clear()
+
+        return worker_left
+
+    patch(monkeypatch, LLMProxy, "worker_left", drop)
+    monkeypatch.setattr(EnvManager, "stop", lambda *_: None)
+    found({1, 2, 6, 8})
+
+
+def test_engines_serve_what_they_have_not_staged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new engine is told at once to serve, without weights."""
+    monkeypatch.setattr(SyncBook, "in_service", lambda _self, _engine: True)
+    patch(
+        monkeypatch,
+        LLMProxy,
+        "worker_joined",
+        lambda real: (
+            lambda self, worker, spec, info: (
+                real(self, worker, spec, info),
+                self._router.engine_serves(worker, Version(99, 0)),
+            )[0]
+        ),
+    )
+    found({4, 8})
+
+
+def test_a_redundant_member_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def let_run(real: Any) -> Any:
+        def close(self: RolloutScheduler, group: OpenGroup, members: Outcome, cause: str) -> None:
+            running, group.running = group.running, {}
+            real(self, group, members, cause)
+            group.running = running
+
+        return close
+
+    patch(monkeypatch, RolloutScheduler, "_close", let_run)
+    found({1, 2, 8})
