@@ -5,6 +5,7 @@ import sys
 import typer
 
 from rollart.cli.audit import audit
+from rollart.cli.bench import app as bench
 from rollart.cli.fuzz import fuzz
 from rollart.cli.sim import sim
 from rollart.cli.train import train
@@ -21,6 +22,7 @@ app.command()(sim)
 app.command()(fuzz)
 app.command()(audit)
 app.command()(train)
+app.add_typer(bench, name="bench")
 
 
 def main() -> None:

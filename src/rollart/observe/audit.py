@@ -287,7 +287,9 @@ class Auditor:
 
     def _move(self, ticket: int, state: str) -> None:
         """A ticket changes its state; nothing is kept of a settled one."""
-        task = self._tasks[ticket]
+        task = self._tasks.get(ticket)
+        if task is None:
+            return  # of a ticket that was never taken, which has been said
         self._waiting[task] += (state == "waiting") - (self._tickets.get(ticket) == "waiting")
         if state == "settled":
             self._tickets.pop(ticket, None)
@@ -343,7 +345,7 @@ class Auditor:
         self._settle(group, event)
         for member in group.members.values():
             if member.ended is not None:
-                del self._trajectories[member.id]
+                self._trajectories.pop(member.id, None)
 
     def _settle(self, group: _Group, event: j.GroupEnded) -> None:
         if group.opened.purpose is Purpose.EVAL:
@@ -444,7 +446,7 @@ class Auditor:
         if result:
             trajectory.group.results.append(event.trajectory)
         if trajectory.group.id not in self._groups:
-            del self._trajectories[event.trajectory]
+            self._trajectories.pop(event.trajectory, None)
 
     # --- batches ----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,160 @@
+"""The audit believes nothing: a journal that was tampered with in any of these ways does not pass."""
+
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+
+from rollart.observe.audit import audit
+from rollart.sim.run import simulate
+from rollart.sim.scenario import load_scenario
+from rollart.types import journal as j
+from rollart.types.trajectory import GroupOutcome, Outcome
+from rollart.types.versions import Version
+
+Journal = list[j.JournalEvent]
+
+
+@pytest.fixture(scope="module")
+def clean() -> Journal:
+    """A run with evaluation, checkpoints, staleness and failed environments in it."""
+    small = ["batch.trajectories=32", "batch.group_size=4", "steps=5", "eval_every=2", "checkpoint_every=2"]
+    small += ["tasks.frozenlake.eval_episodes=4", "sim.tasks.frozenlake.step_failure=0.02"]
+    done = simulate(load_scenario("laptop", small))
+    assert done.error is None
+    return done.events
+
+
+def test_a_sound_journal_passes(clean: Journal) -> None:
+    assert audit(clean) == []
+
+
+def test_a_journal_that_is_still_being_written_passes(clean: Journal) -> None:
+    """What is open is not yet wrong, at any point."""
+    for length in range(1, len(clean), 97):
+        assert audit(clean[:length]) == []
+
+
+def index_of(events: Journal, kind: type, number: int = 0) -> int:
+    """Where the event stands; of the ends, only those of trained groups and of completed trajectories count."""
+
+    def counts(event: j.JournalEvent) -> bool:
+        if isinstance(event, j.GroupEnded):
+            return event.outcome is GroupOutcome.TRAINED
+        return not isinstance(event, j.TrajectoryEnded) or event.outcome is Outcome.COMPLETED
+
+    return [index for index, event in enumerate(events) if isinstance(event, kind) and counts(event)][number]
+
+
+REMOVED = [
+    j.RunStarted,
+    j.EpochStarted,
+    j.VersionPublished,
+    j.WorkerSpawned,
+    j.WorkerJoined,
+    j.EngineUpdated,
+    j.PromptTaken,
+    j.GroupOpened,
+    j.TrajectoryStarted,
+    j.Placed,
+    j.TurnEnded,
+    j.RewardArrived,
+    j.TrajectoryEnded,
+    j.GroupEnded,
+    j.BatchClaimed,
+    j.StepTrained,
+]
+
+
+@pytest.mark.parametrize("kind", REMOVED, ids=lambda kind: kind.__name__)
+def test_an_event_is_removed(clean: Journal, kind: type) -> None:
+    index = index_of(clean, kind)
+    assert audit(clean[:index] + clean[index + 1 :])
+
+
+# Of these a second one says nothing new.
+DOUBLED = [kind for kind in REMOVED if kind not in (j.Placed, j.WorkerJoined, j.EngineUpdated)]
+
+
+@pytest.mark.parametrize("kind", DOUBLED, ids=lambda kind: kind.__name__)
+def test_an_event_is_doubled(clean: Journal, kind: type) -> None:
+    index = index_of(clean, kind)
+    assert audit([*clean[: index + 1], *clean[index:]])
+
+
+def test_every_single_trajectory_end_matters(clean: Journal) -> None:
+    ends = [index for index, event in enumerate(clean) if isinstance(event, j.TrajectoryEnded)]
+    for index in ends[::7]:
+        assert audit(clean[:index] + clean[index + 1 :])
+
+
+def test_two_events_change_places(clean: Journal) -> None:
+    started = index_of(clean, j.TrajectoryStarted, 3)
+    ended = next(
+        index
+        for index, event in enumerate(clean)
+        if isinstance(event, j.TrajectoryEnded) and event.trajectory == clean[started].trajectory  # type: ignore[union-attr]
+    )
+    claimed, trained = index_of(clean, j.BatchClaimed, 1), index_of(clean, j.StepTrained, 1)
+    for first, second in ((started, ended), (claimed, trained)):
+        swapped = list(clean)
+        swapped[first], swapped[second] = swapped[second], swapped[first]
+        assert audit(swapped)
+
+
+Change = Callable[[j.JournalEvent], j.JournalEvent]
+
+
+def altered(events: Journal, kind: type, change: Change, number: int) -> Journal:
+    index = index_of(events, kind, number)
+    return [*events[:index], change(events[index]), *events[index + 1 :]]
+
+
+ALTERED: dict[str, tuple[type, Change, int]] = {
+    "the version of a token": (
+        j.TurnEnded,
+        lambda e: replace(e, versions=((Version(0, 9), e.sampled),)),  # type: ignore[union-attr]
+        5,
+    ),
+    "the number of sampled tokens": (j.TurnEnded, lambda e: replace(e, sampled=e.sampled + 1), 5),  # type: ignore[union-attr]
+    "the number of a turn": (j.TurnEnded, lambda e: replace(e, turn=e.turn + 1), 5),  # type: ignore[union-attr]
+    "the engine of a turn": (j.TurnEnded, lambda e: replace(e, engine="engine/fast/9.0"), 5),
+    "the version served at a claim": (j.BatchClaimed, lambda e: replace(e, served=Version(0, 4)), 3),
+    "the staleness that a claim states": (
+        j.BatchClaimed,
+        lambda e: replace(e, staleness=(e.staleness[0] + 1, *e.staleness[1:])),  # type: ignore[union-attr]
+        2,
+    ),
+    "a group of a batch": (j.BatchClaimed, lambda e: replace(e, groups=(*e.groups[1:], e.groups[1])), 1),  # type: ignore[union-attr]
+    "a trajectory of a batch": (
+        j.BatchClaimed,
+        lambda e: replace(e, trajectories=(e.trajectories[1], *e.trajectories[1:])),  # type: ignore[union-attr]
+        1,
+    ),
+    "the version that a step led to": (j.StepTrained, lambda e: replace(e, version=Version(0, 4)), 1),
+    "the outcome of a trajectory": (j.TrajectoryEnded, lambda e: replace(e, outcome=Outcome.ENV_FAILED), 0),
+    "the reward of a trajectory": (j.TrajectoryEnded, lambda e: replace(e, reward=7.0), 0),
+    "the first version of a trajectory": (j.TrajectoryEnded, lambda e: replace(e, first=Version(0, 3)), 0),
+    "a reward": (j.RewardArrived, lambda e: replace(e, value=float("nan")), 0),
+    "the outcome of a group": (j.GroupEnded, lambda e: replace(e, outcome=GroupOutcome.CANCELLED), 0),
+    "the requeue of a group": (j.GroupEnded, lambda e: replace(e, requeued=True), 0),
+    "a published version": (j.VersionPublished, lambda e: replace(e, version=Version(0, 0)), 1),
+    "an epoch": (j.EpochStarted, lambda e: replace(e, epoch=3), 0),
+    "the configured shares": (j.RunStarted, lambda e: replace(e, groups_per_batch={"frozenlake": 3, "math": 5}), 0),
+    "the bound": (j.RunStarted, lambda e: replace(e, alpha=0), 0),
+    "a ticket": (j.PromptTaken, lambda e: replace(e, ticket=e.ticket + 5), 2),  # type: ignore[union-attr]
+    "a time": (j.StepTrained, lambda e: replace(e, at=0.0), 2),
+}
+
+
+@pytest.mark.parametrize("what", ALTERED)
+def test_something_is_altered(clean: Journal, what: str) -> None:
+    kind, change, number = ALTERED[what]
+    assert audit(altered(clean, kind, change, number))
+
+
+def test_a_violation_says_where_and_what(clean: Journal) -> None:
+    index = index_of(clean, j.TrajectoryEnded)
+    first = audit([*clean[: index + 1], *clean[index:]])[0]
+    assert (first.rule, first.event) == (1, index + 1)
+    assert "ended twice" in str(first)
