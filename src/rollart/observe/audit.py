@@ -353,6 +353,8 @@ class Auditor:
                 self._wrong(1, f"evaluation group {group.id} ended as {event.outcome.value}, requeued {event.requeued}")
             return
         ticket = group.opened.ticket
+        if event.requeued and event.outcome in (GroupOutcome.TRAINED, GroupOutcome.FILTERED):
+            self._wrong(1, f"group {group.id} ended as {event.outcome.value} and its prompt was queued again")
         if event.outcome is GroupOutcome.TRAINED:
             self._move(ticket, "trained")
             self._trained[group.id] = (group.trained or 0, ticket, tuple(group.members))
