@@ -51,8 +51,10 @@ def check_real(config: RunConfig) -> None:
         raise ConfigError("model", f"{config.model!r} is no folder; give a local checkpoint, nothing is downloaded")
 
 
-def real_parts(config: RunConfig, runtime: Runtime, sink: EventSink, store: WeightStore) -> Parts:
-    """A real run on reference backends."""
+def real_parts(
+    config: RunConfig, runtime: Runtime, sink: EventSink, store: WeightStore, checkpoints: Path | None = None
+) -> Parts:
+    """A real run on reference backends; without a folder for checkpoints a lost trainer starts over."""
     codec = load(config.codec)()
     return Parts(
         runtime=runtime,
@@ -61,7 +63,7 @@ def real_parts(config: RunConfig, runtime: Runtime, sink: EventSink, store: Weig
             *_engines(config, store),
             *_environments(config),
             *_rewards(config),
-            _trainer(config, store),
+            _trainer(config, store, checkpoints),
         ],
         prompts={
             name: SeedPrompts(name, task.prompts[0], task.prompts[1] - task.prompts[0], shuffle_seed=config.seed)
@@ -120,11 +122,12 @@ def _rewards(config: RunConfig) -> list[WorkerSpec]:
     ]
 
 
-def _trainer(config: RunConfig, store: WeightStore) -> WorkerSpec:
+def _trainer(config: RunConfig, store: WeightStore, checkpoints: Path | None) -> WorkerSpec:
     settings = {
         "model": config.model,
         "store": store,
         "seed": config.seed,
+        "checkpoints": None if checkpoints is None else str(checkpoints),
         "temperature": next(iter(config.tasks.values())).temperature,
         **dict(config.trainer),
     }

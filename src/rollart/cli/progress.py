@@ -30,7 +30,7 @@ class Narrator:
 
     def _line(self, event: j.JournalEvent) -> str:
         match event:
-            case j.RunStarted():
+            case j.RunStarted() | j.RunResumed():
                 self._started_at = event.at
             case j.BatchClaimed():
                 self._claimed[event.claim] = event

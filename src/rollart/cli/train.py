@@ -18,9 +18,12 @@ from rollart.config.schema import RunConfig
 from rollart.control.pipeline import run_pipeline
 from rollart.observe.journal import SqliteJournal, digest, read_journal
 from rollart.observe.report import make_report
-from rollart.types.errors import RequestError
+from rollart.policy.lineage import replay
+from rollart.types.errors import RequestError, RunError
+from rollart.types.snapshot import RunState
 
 JOURNAL = "journal.sqlite"
+CONFIG = "config.json"
 PRESET = "frozenlake"
 
 
@@ -28,20 +31,29 @@ def train(
     config: Annotated[Path | None, typer.Argument(help="A TOML file; without one, a small FrozenLake.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key: --set steps=20. Repeatable.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; must be new or empty.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Folder of a run to go on with from its checkpoint.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout and nothing else.")] = False,
 ) -> None:
     """Train for real, on this machine.
 
     Example: rollart train --set steps=20 --out runs/first
     """
-    tables = load_toml(config) if config is not None else load_toml(_preset())
-    checked = check(RunConfig, override(tables, list(set_ or [])))
     _require_torch()
-    check_real(checked)
-    folder = _new_folder(out, checked.name)
-    (folder / "config.json").write_text(checked.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    if resume is not None:
+        if config is not None or out is not None:
+            raise RequestError("--resume takes the config and the folder of the run; leave CONFIG and --out away")
+        checked, folder, state = _resumed(resume, list(set_ or []))
+    else:
+        tables = load_toml(config) if config is not None else load_toml(_preset())
+        checked, state = check(RunConfig, override(tables, list(set_ or []))), None
+        check_real(checked)
+        folder = _new_folder(out, checked.name)
+        (folder / CONFIG).write_text(checked.model_dump_json(indent=2) + "\n", encoding="utf-8")
     _say(f"run folder: {folder}")
-    asyncio.run(_run(checked, folder))
+    try:
+        asyncio.run(_run(checked, folder, state))
+    except KeyboardInterrupt:
+        raise RunError(f"interrupted; go on with: rollart train --resume {folder}") from None
     events = list(read_journal(folder / JOURNAL))
     report = make_report(events)
     if json:
@@ -52,13 +64,27 @@ def train(
     show_report(Console(), report)
 
 
-async def _run(config: RunConfig, folder: Path) -> None:
+def _resumed(folder: Path, assignments: list[str]) -> tuple[RunConfig, Path, RunState]:
+    """What a new controller needs to go on with a run. Overrides may change limits, not what the journal relies on."""
+    path = folder / CONFIG
+    if not path.is_file():
+        raise RequestError(f"--resume {folder}: no {CONFIG} there; give the folder of a run")
+    before = check(RunConfig, msgspec.json.decode(path.read_bytes()))
+    checked = check(RunConfig, override(msgspec.json.decode(path.read_bytes()), assignments))
+    for key in ("seed", "mode", "alpha", "batch", "model", "codec"):
+        if getattr(before, key) != getattr(checked, key):
+            raise RequestError(f"--set {key}: cannot change in a run that goes on; start a new one")
+    check_real(checked)
+    return checked, folder, replay(read_journal(folder / JOURNAL))
+
+
+async def _run(config: RunConfig, folder: Path, state: RunState | None) -> None:
     # Imported late: these pull in torch, which the other commands do without.
     from rollart.backends.stores.memory import MemoryStore
     from rollart.distributed.inline import InlineRuntime
 
     sink = Narrator(SqliteJournal(folder / JOURNAL), _say, config.steps)
-    await run_pipeline(config, real_parts(config, InlineRuntime(), sink, MemoryStore()))
+    await run_pipeline(config, real_parts(config, InlineRuntime(), sink, MemoryStore(), folder / "checkpoints"), state)
 
 
 def _require_torch() -> None:

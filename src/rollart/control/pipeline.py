@@ -275,7 +275,7 @@ class Pipeline:
             now = context.now()
             context.record(StepTrained(now, batch.claim, version, now - started, trained.metrics))
             self._rollout.trained(self._buffer.trained(batch.claim))
-            for pool_time in context.accounts.close_period(now):
+            for pool_time in context.accounts.close_period(context.now()):
                 context.record(pool_time)
             self._weights.published(await self._trainer.publish(version))
             await self._save(version)

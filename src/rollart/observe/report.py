@@ -13,6 +13,7 @@ from rollart.types import journal as j
 from rollart.types.ids import GroupId, TrajectoryId
 from rollart.types.messages import Role
 from rollart.types.trajectory import GroupOutcome, Outcome, Purpose
+from rollart.types.versions import Version
 
 EVALUATION = "evaluation"
 
@@ -113,7 +114,7 @@ class _Fold:
         self.trajectories: dict[TrajectoryId, _Trajectory] = {}
         self.hardware: dict[TrajectoryId, str] = {}
         self.trained_at: list[float] = []
-        self.started_at = self.rollout_from = 0.0
+        self.started_at = self.rollout_from = self.at = self.offset = 0.0
         self.masked: set[TrajectoryId] = set()
         self.void: set[GroupId] = set()
         """Trained in steps that were rolled back."""
@@ -128,6 +129,10 @@ class _Fold:
         self.trained: list[TrajectoryId] = []
 
     def take(self, event: j.JournalEvent) -> None:
+        if isinstance(event, j.RunResumed):
+            # The new controller has a clock of its own; its time follows that of the old one.
+            self.offset = self.at - event.at
+        self.at = event.at + self.offset
         report = self.report
         match event:
             case j.TurnEnded():
@@ -158,7 +163,7 @@ class _Fold:
                 self.staleness.update(event.staleness)
                 self.lag.update(event.lag)
             case j.StepTrained():
-                self.trained_at.append(event.at)
+                self.trained_at.append(self.at)
                 self.trained.extend(self.claimed.get(event.claim, ()))
             case j.RolledBack():
                 self.void.update(event.groups)
@@ -180,13 +185,13 @@ class _Fold:
         match event:
             case j.RunStarted():
                 report.name, report.mode, report.alpha, report.seed = event.name, event.mode, event.alpha, event.seed
-                self.started_at = event.at
+                self.started_at = self.at
             case j.VersionPublished():
-                if event.version.step == 0:
-                    self.rollout_from = event.at
+                if event.version == Version(0, 0):
+                    self.rollout_from = self.at
             case j.RunEnded():
                 report.steps, report.ended = event.steps, event.reason or "done"
-                report.seconds = event.at - self.started_at
+                report.seconds = self.at - self.started_at
             case j.EvalEnded():
                 report.evaluations.append(event)
             case j.WorkerSpawned():

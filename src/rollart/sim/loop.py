@@ -7,7 +7,7 @@ ready and no timer is left, nothing can ever happen again: the loop raises `Virt
 
 import asyncio
 import heapq
-import math
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, TypeVar, TypeVarTuple
@@ -18,81 +18,128 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
+_MANY = 100
+"""Cancelled timers that are not worth a clean-up."""
+
+
 class VirtualDeadlock(StalledRun):
     """Every task waits for something that no timer will bring."""
 
 
-class _JumpingSelector:
-    """Stands where a loop waits for I/O; here there is none, so waiting is moving the clock."""
-
-    def __init__(self, loop: "VirtualLoop") -> None:
-        self._loop = loop
-
-    def select(self, timeout: float | None) -> list[Any]:
-        if timeout is None:
-            self._loop.raise_deadlock()
-        elif timeout > 0:
-            self._loop.jump()
-        return []
+class _NoSelector:
+    """Stands where a loop waits for I/O; here there is none."""
 
     def close(self) -> None:
         pass
 
 
-class _Timer(asyncio.TimerHandle):
-    """Timers of the same moment run in the order in which they were set; asyncio's own heap does not promise that."""
+class Alarm:
+    """A callback with one argument, as the loop keeps it: the least that `call_soon` and `call_at` need to be.
 
-    __slots__ = ("number",)
-    number: int
+    For whoever is called very often. It may be set again once it ran, runs in no context of its own, and an error of
+    it ends the loop.
+    """
 
-    def __lt__(self, other: object) -> bool:
-        if not isinstance(other, _Timer):
-            return NotImplemented
-        if self._when == other._when:  # type: ignore[attr-defined]
-            return self.number < other.number
-        return bool(self._when < other._when)  # type: ignore[attr-defined]
+    __slots__ = ("_arg", "_callback", "_cancelled")
+
+    def __init__(self, callback: Callable[[Any], None], arg: object) -> None:
+        self._callback = callback
+        self._arg = arg
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+    def _run(self) -> None:
+        self._callback(self._arg)
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """Single-threaded: `call_soon_threadsafe` is `call_soon`, and there is no I/O."""
+    """Single-threaded: `call_soon_threadsafe` is `call_soon`, and there is no I/O.
 
-    # Timers that asyncio keeps sorted in a heap; named here because the loop jumps to the first of them.
-    _scheduled: list[asyncio.TimerHandle]
+    A run in virtual time does little else than set timers and run callbacks, so both are done here and not in the base
+    class: its timers are compared in Python, and in no defined order where they are equal. Here they are tuples, and
+    those of the same moment run in the order in which they were set.
+    """
+
+    _ready: "deque[asyncio.Handle | Alarm]"
+    _stopping: bool
 
     def __init__(self) -> None:
         super().__init__()
         self._now = 0.0
-        self._timers = 0
-        self._selector = _JumpingSelector(self)
+        self._timers: list[tuple[float, int, asyncio.TimerHandle | Alarm]] = []
+        self._set = 0
+        self._cancelled = 0
+        self._selector = _NoSelector()
 
     def time(self) -> float:
         return self._now
-
-    @property
-    def _clock_resolution(self) -> float:
-        """asyncio runs a timer when `when < time + resolution`. Jumps land exactly on `when`, so the smallest step of a
-        float keeps a timer from running early, and from never running at large times."""
-        return math.ulp(self._now)
-
-    @_clock_resolution.setter
-    def _clock_resolution(self, value: float) -> None:
-        """The base class sets it to that of the real clock, which does not matter here."""
 
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         if self.is_closed():
             raise RuntimeError("the virtual loop is closed")
-        timer = _Timer(when, callback, args, self, context)
-        timer.number = self._timers = self._timers + 1
-        heapq.heappush(self._scheduled, timer)
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
         timer._scheduled = True  # type: ignore[attr-defined]
+        self._set += 1
+        heapq.heappush(self._timers, (when, self._set, timer))
         return timer
 
-    def jump(self) -> None:
-        """Move the clock to the first timer."""
-        if self._scheduled:
-            self._now = max(self._now, self._scheduled[0].when())
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def alarm_at(self, when: float, alarm: Alarm) -> None:
+        """Run `alarm` at `when`, unless it is cancelled."""
+        self._set += 1
+        heapq.heappush(self._timers, (when, self._set, alarm))
+
+    def alarm_soon(self, alarm: Alarm) -> None:
+        """Run `alarm` in the next pass of the loop, in turn with what `call_soon` was given."""
+        self._ready.append(alarm)
+
+    def alarm_cancelled(self, alarm: Alarm) -> None:
+        """Cancel an alarm that was set for a time."""
+        alarm.cancel()
+        self._cancelled += 1
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        if handle._scheduled:  # type: ignore[attr-defined]
+            self._cancelled += 1
+
+    def _run_once(self) -> None:
+        """One pass: move the clock if nothing is ready, then run what is ready now, and nothing that this adds."""
+        ready, timers = self._ready, self._timers
+        while timers and timers[0][2]._cancelled:  # type: ignore[union-attr]
+            heapq.heappop(timers)
+            self._cancelled -= 1
+        if not ready and not self._stopping:
+            if not timers:
+                self.raise_deadlock()
+            if timers[0][0] > self._now:
+                self._now = timers[0][0]
+        now = self._now
+        while timers and timers[0][0] <= now:
+            handle = heapq.heappop(timers)[2]
+            if handle._cancelled:  # type: ignore[union-attr]
+                self._cancelled -= 1
+            else:
+                if type(handle) is not Alarm:
+                    handle._scheduled = False  # type: ignore[union-attr]
+                ready.append(handle)
+        if self._cancelled > _MANY and 2 * self._cancelled > len(timers):
+            self._timers = [timer for timer in timers if not timer[2]._cancelled]  # type: ignore[union-attr]
+            heapq.heapify(self._timers)
+            self._cancelled = 0
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:  # type: ignore[union-attr]
+                handle._run()  # type: ignore[union-attr]
 
     def raise_deadlock(self) -> None:
         tasks = sorted(task.get_name() for task in asyncio.all_tasks(self))
@@ -100,9 +147,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
             f"nothing is scheduled at {self._now:.3f} s of virtual time, and these tasks still wait: "
             f"{', '.join(tasks) or 'none'}. A wait without a deadline is a bug of rollart."
         )
-
-    def _process_events(self, event_list: list[Any]) -> None:
-        pass
 
     def _write_to_self(self) -> None:
         pass

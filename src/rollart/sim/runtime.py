@@ -1,17 +1,19 @@
 """The virtual runtime: workers as timers of the virtual loop.
 
 A worker is driven when commands arrive and at its `wake_at`; there is one pending timer per worker at most. Commands
-posted in one pass of the loop reach the worker together, after the pass.
+posted in one pass of the loop reach the worker together, after the pass. Driving workers is half of what a simulation
+does, hence the bare `Alarm`s.
 """
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollart.ports.factory import load
 from rollart.ports.runtime import Listener
 from rollart.ports.worker import Worker
+from rollart.sim.loop import Alarm, VirtualLoop
 from rollart.types.errors import InvariantBroken
 from rollart.types.ids import WorkerId
 from rollart.types.messages import Role, WorkerCommand
@@ -20,21 +22,28 @@ logger = logging.getLogger(__name__)
 
 
 class _Hosted:
-    __slots__ = ("id", "pending", "scheduled", "timer", "worker")
+    """`soon` is in the loop while `scheduled`; `timer` is set for `wake_at`."""
 
-    def __init__(self, id: WorkerId) -> None:
+    __slots__ = ("id", "pending", "scheduled", "soon", "timer", "wake_at", "worker")
+
+    def __init__(self, id: WorkerId, drive: Callable[["_Hosted"], None]) -> None:
         self.id = id
         self.worker: Worker | None = None
         self.pending: list[WorkerCommand] = []
         self.scheduled = False
-        self.timer: asyncio.TimerHandle | None = None
+        self.soon = Alarm(drive, self)
+        self.timer: Alarm | None = None
+        self.wake_at = 0.0
 
 
 class VirtualRuntime:
-    """Hosts workers on the running loop. Built inside it."""
+    """Hosts workers on the running loop, a virtual one. Built inside it."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        if not isinstance(loop, VirtualLoop):
+            raise InvariantBroken("a virtual runtime was built on a loop with a real clock")
+        self._loop = loop
         self._hosted: dict[WorkerId, _Hosted] = {}
         self._known: set[WorkerId] = set()
         self._listener: Listener | None = None
@@ -46,7 +55,7 @@ class VirtualRuntime:
         if worker in self._known:
             raise InvariantBroken(f"worker id {worker} was used before; a restarted worker needs a new one")
         self._known.add(worker)
-        hosted = self._hosted[worker] = _Hosted(worker)
+        hosted = self._hosted[worker] = _Hosted(worker, self._drive_soon)
         self._loop.call_soon(self._build, hosted, factory, settings)
 
     def post(self, worker: WorkerId, commands: Sequence[WorkerCommand]) -> None:
@@ -56,7 +65,7 @@ class VirtualRuntime:
         hosted.pending.extend(commands)
         if not hosted.scheduled and hosted.worker is not None:
             hosted.scheduled = True
-            self._loop.call_soon(self._drive, hosted)
+            self._loop.alarm_soon(hosted.soon)
 
     def stop(self, worker: WorkerId) -> None:
         hosted = self._hosted.pop(worker, None)
@@ -82,16 +91,20 @@ class VirtualRuntime:
     def _wake(self, hosted: _Hosted) -> None:
         if hosted.id in self._hosted and not hosted.scheduled:
             hosted.scheduled = True
-            self._loop.call_soon(self._drive, hosted)
+            self._loop.alarm_soon(hosted.soon)
+
+    def _drive_soon(self, hosted: _Hosted) -> None:
+        hosted.scheduled = False
+        self._drive(hosted)
+
+    def _drive_on_time(self, hosted: _Hosted) -> None:
+        hosted.timer = None
+        self._drive(hosted)
 
     def _drive(self, hosted: _Hosted) -> None:
         worker = hosted.worker
         if worker is None or hosted.id not in self._hosted:
             return
-        hosted.scheduled = False
-        if hosted.timer is not None:
-            hosted.timer.cancel()
-            hosted.timer = None
         now = self._loop.time()
         try:
             if hosted.pending:
@@ -101,8 +114,15 @@ class VirtualRuntime:
         except Exception as error:  # noqa: BLE001 - as above
             self._die(hosted, error)
             return
-        if wake_at is not None:
-            hosted.timer = self._loop.call_at(max(wake_at, now), self._drive, hosted)
+        timer = hosted.timer
+        if timer is None or wake_at != hosted.wake_at:
+            if timer is not None:
+                self._loop.alarm_cancelled(timer)
+                hosted.timer = None
+            if wake_at is not None:
+                hosted.wake_at = wake_at
+                hosted.timer = alarm = Alarm(self._drive_on_time, hosted)
+                self._loop.alarm_at(wake_at, alarm)
         if events:
             self._tell().events(hosted.id, events)
 
@@ -113,7 +133,8 @@ class VirtualRuntime:
 
     def _release(self, hosted: _Hosted) -> None:
         if hosted.timer is not None:
-            hosted.timer.cancel()
+            self._loop.alarm_cancelled(hosted.timer)
+            hosted.timer = None
         if hosted.worker is not None:
             try:
                 hosted.worker.close()
