@@ -41,8 +41,10 @@ from rollart.ports.worker import Advance
 from rollart.sim.checkpoints import SimCheckpoints
 from rollart.sim.engine import SimEngine
 from rollart.sim.environment import SimEnvironments
+from rollart.sim.faults import Injections
 from rollart.sim.hardware import TINY, WIDE
 from rollart.sim.loop import run_virtual
+from rollart.sim.lossy import LinkFaults, LossyRuntime
 from rollart.sim.prompts import CountingPrompts
 from rollart.sim.reward import SimReward
 from rollart.sim.runtime import VirtualRuntime
@@ -498,7 +500,27 @@ def inline_runtime(scratch: Path) -> RuntimeHarness:
     return RuntimeHarness(build=InlineRuntime, run=asyncio.run, scratch=scratch, quiet_s=0.05)
 
 
-RUNTIMES: dict[str, Callable[[Path], RuntimeHarness]] = {"virtual": virtual_runtime, "inline": inline_runtime}
+def lossy_runtime(scratch: Path, faults: LinkFaults) -> RuntimeHarness:
+    """Over a bad link an answer may take as long as several losses and a cut; so may what must not come."""
+    return RuntimeHarness(
+        build=lambda: LossyRuntime(faults, Injections()),
+        run=run_virtual,
+        scratch=scratch,
+        within_s=120.0,
+        quiet_s=30.0,
+        threads=False,
+    )
+
+
+PERFECT_LINK = LinkFaults(seed=1, delay_s=0.0)
+BAD_LINK = LinkFaults(seed=1, loss=0.2, double=0.1, delay_s=0.2, cut_s=5.0, cut_every_s=20.0)
+
+RUNTIMES: dict[str, Callable[[Path], RuntimeHarness]] = {
+    "virtual": virtual_runtime,
+    "inline": inline_runtime,
+    "perfect-link": lambda scratch: lossy_runtime(scratch, PERFECT_LINK),
+    "bad-link": lambda scratch: lossy_runtime(scratch, BAD_LINK),
+}
 
 # --- event sinks ----------------------------------------------------------------------------------------------------
 

@@ -31,10 +31,13 @@ import msgspec
 from rollart.ports.factory import load
 from rollart.ports.worker import Advance, Worker
 from rollart.sim.draws import uniform
+from rollart.types.ids import RequestId
 from rollart.types.messages import (
     Add,
     EnvironmentFailed,
     Observed,
+    PrefixMiss,
+    Refused,
     Save,
     SaveFailed,
     Score,
@@ -66,7 +69,8 @@ class Fault(NamedTuple):
     """One thing that goes wrong at the workers of one spec.
 
     `on` names the message that triggers it; without one it happens at `at_s`. The first `skip` triggers are spared, of
-    the others `share` are hit, `limit` of them at the most. `for_s` is how long it lasts, or how late an answer is.
+    the others `share` are hit, `limit` of them at the most. `for_s` is how long it lasts, how late an answer is, or how
+    long after an answer the worker is killed.
     """
 
     row: int
@@ -101,8 +105,15 @@ class Killed(Exception):
 def with_faults(
     name: str, factory: str, settings: Mapping[str, Any], faults: Sequence[Fault], injections: Injections, seed: int
 ) -> tuple[str, dict[str, Any]]:
-    """Factory and settings of a worker of spec `name` with its share of the faults."""
-    mine = [(number, fault) for number, fault in enumerate(faults) if name.startswith(fault.target)]
+    """Factory and settings of a worker of spec `name` with its share of the faults.
+
+    A target that ends in `/` means every spec below it; any other is the name of one.
+    """
+    mine = [
+        (number, fault)
+        for number, fault in enumerate(faults)
+        if name == fault.target or (fault.target.endswith("/") and name.startswith(fault.target))
+    ]
     return FACTORY, {
         "name": name,
         "factory": factory,
@@ -131,9 +142,9 @@ class FaultyWorker:
         self._held: list[tuple[float, int, WorkerEvent]] = []
         """Events that are late, by when they are due."""
         self._frozen_until = -math.inf
+        self._doomed_at = math.inf
         self._mailbox: list[WorkerCommand] = []
-        self._working = 0
-        self._started: dict[int, float] = {}
+        self._working: set[RequestId] = set()
         for number, fault in self._faults:
             if fault.kind == "absent" and self._strikes(number, fault):
                 raise Killed("it did not come up")
@@ -162,7 +173,8 @@ class FaultyWorker:
             self._event(event, now, out)
         while self._held and self._held[0][0] <= now:
             out.append(heapq.heappop(self._held)[2])
-        wakes = [at for at in (wake_at, self._held[0][0] if self._held else None, *timers) if at is not None]
+        held_until = self._held[0][0] if self._held else None
+        wakes = [at for at in (wake_at, held_until, self._doomed_at, *timers) if at is not None and at < math.inf]
         return Advance(out, min(wakes, default=None))
 
     # --- what goes wrong --------------------------------------------------------------------------------------------
@@ -170,6 +182,10 @@ class FaultyWorker:
     def _timed_faults(self, now: float) -> list[float]:
         """Act on faults that are due; gives the times of those to come."""
         later = []
+        if now >= self._doomed_at:
+            raise Killed("it was killed")
+        if self._doomed_at < math.inf:
+            later.append(self._doomed_at)
         for number, fault in self._faults:
             if fault.on or fault.kind not in ("kill", "freeze", "blank"):
                 continue
@@ -188,12 +204,13 @@ class FaultyWorker:
     def _ripe(self, fault: Fault) -> bool:
         """Row 1 wants an idle engine, rows 2 and 3 one at work."""
         if fault.row == 1:
-            return self._working == 0
-        return fault.row not in (2, 3) or self._working > 0
+            return not self._working
+        return fault.row not in (2, 3) or bool(self._working)
 
     def _command(self, command: WorkerCommand) -> WorkerCommand | None:
         """The command as it reaches the worker, if it does."""
-        self._working += isinstance(command, Add)
+        if isinstance(command, Add):
+            self._working.add(command.request)
         for number, fault in self._faults:
             if fault.on and isinstance(command, MESSAGES[fault.on]) and self._strikes(number, fault):
                 if fault.kind == "kill":
@@ -217,12 +234,19 @@ class FaultyWorker:
         heapq.heappush(self._held, (-math.inf, self._tick(), event))
 
     def _event(self, event: WorkerEvent, now: float, out: list[WorkerEvent]) -> None:
-        self._working -= isinstance(event, TurnDone)
+        if isinstance(event, TurnDone | PrefixMiss | Refused):
+            self._working.discard(event.request)
         for number, fault in self._faults:
-            if not fault.on or not isinstance(event, MESSAGES[fault.on]) or not self._strikes(number, fault):
+            if not fault.on or not isinstance(event, MESSAGES[fault.on]):
+                continue
+            if fault.kind == "limit" and not (isinstance(event, Observed) and event.turn):
+                continue  # the agent has done nothing yet that could run into a limit
+            if not self._strikes(number, fault):
                 continue
             if fault.kind == "kill":
-                raise Killed(f"it was killed after {fault.on}")
+                if math.isinf(fault.for_s):
+                    raise Killed(f"it was killed after {fault.on}")
+                self._doomed_at = now + fault.for_s
             if fault.kind == "hang":
                 return
             if fault.kind == "late":
@@ -232,7 +256,7 @@ class FaultyWorker:
                 out.append(event)
             elif fault.kind == "nonsense" and isinstance(event, Scored):
                 event = msgspec.structs.replace(event, value=(math.nan, math.inf, "ten")[self._tick() % 3])
-            elif fault.kind == "limit" and isinstance(event, Observed) and event.turn:
+            elif fault.kind == "limit" and isinstance(event, Observed):
                 event = self._out_of_memory(event)
         out.append(event)
 

@@ -182,18 +182,39 @@ def _faults(dice: _Dice, tasks: list[str], pools: list[str], tables: dict[str, A
     if dice.chance(0.1):
         return []
     chosen = [_one_fault(dice, tasks, pools, tables) for _ in range(dice.whole(1, 5))]
-    if dice.chance(0.3):
+    if dice.chance(0.1):
+        chosen += _cut_rolling_update(dice, pools, tables)
+    elif dice.chance(0.3):
         # A sync that takes a while is where it can be cut, and where engines of two versions serve side by side.
         slow = dice.real(0.2, 4.0)
         chosen.append(Fault(20, "late", "engine/", on="Updated", for_s=slow, limit=10_000, incarnations=100))
     return chosen
 
 
+def _cut_rolling_update(dice: _Dice, pools: list[str], tables: dict[str, Any]) -> list[Fault]:
+    """Engines commit in turn and slowly, and some die soon after: what they had moves while two versions are served."""
+    tables["rolling_update"] = True
+    slow = dice.real(1.0, 4.0)
+    first_ones = sum(tables["pools"][pool]["engines"] for pool in pools)
+    victim, after_s = _engines_but_one(pools, tables)[0], slow + dice.real(0.1, slow)
+    for name, task in tables["tasks"].items():
+        task["hardware"] = victim.split("/")[1]
+        task["environments"] = 24
+        tables["sim"]["tasks"][name]["turns"] = {"kind": "uniform", "low": 3, "high": 8}
+    return [
+        Fault(20, "kill", victim, on="Updated", skip=1, for_s=after_s, incarnations=10),
+        Fault(20, "late", "engine/", on="Updated", for_s=slow, skip=first_ones, limit=10_000, incarnations=100),
+    ]
+
+
+def _engines_but_one(pools: list[str], tables: dict[str, Any]) -> list[str]:
+    """All but the first engine of the first pool: the design promises progress while one is healthy."""
+    return [f"engine/{pool}/{index}" for pool in pools for index in range(tables["pools"][pool]["engines"])][1:]
+
+
 def _one_fault(dice: _Dice, tasks: list[str], pools: list[str], tables: dict[str, Any]) -> Fault:
     task = f"environment/{dice.one_of(*tasks)}/"
-    # One engine, the first of the first pool, is never hit: the design promises progress while one is healthy.
-    others = [f"engine/{pool}/{index}" for pool in pools for index in range(tables["pools"][pool]["engines"])][1:]
-    engine, whole_pool = dice.one_of(*others), f"engine/{pools[1]}/"
+    engine, whole_pool = dice.one_of(*_engines_but_one(pools, tables)), f"engine/{pools[1]}/"
     at = dice.real(0.5, 30.0)
     share = dice.real(0.02, 0.3)
     some = dice.whole(1, 6)
@@ -224,6 +245,7 @@ def _one_fault(dice: _Dice, tasks: list[str], pools: list[str], tables: dict[str
         Fault(18, "double", task, on="Observed", share=share, limit=some),
         Fault(19, "late", "trainer/", on="Trained", for_s=dice.real(5.0, 40.0), limit=10, incarnations=10),
         Fault(20, "kill", engine, on="Update", skip=dice.whole(0, 3)),
+        Fault(20, "kill", engine, on="Updated", skip=dice.whole(1, 3), for_s=dice.real(0.3, 10.0)),
         Fault(20, "hang", engine, on="Update", skip=dice.whole(1, 3)),
         Fault(20, "hang", engine, on="Stage", skip=dice.whole(1, 3)),
         Fault(21, "corrupt", engine, on="Stage", skip=dice.whole(1, 3)),

@@ -15,7 +15,9 @@ from rollart.types.trajectory import GroupOutcome, Outcome, Prompt, Purpose
 from rollart.types.versions import Version
 
 
-class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
+    """Plain data, made by the million: never part of a cycle, so the collector need not look at it (`gc=False`)."""
+
     at: float
 
 

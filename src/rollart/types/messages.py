@@ -3,7 +3,8 @@
 Commands go out and events come back in batches (`Runtime.post`, `Worker.advance`). While a worker lives, the runtime
 delivers each once and in order (`ports.channel` does that over a link that does not). Each still names what it is about
 (request, episode and turn, claim, version), and receivers ignore what they have seen: what is asked again after a
-deadline, or answered late, changes nothing.
+deadline, or answered late, changes nothing. They are plain data and never part of a cycle, so the garbage collector
+need not look at them (`gc=False`).
 
     role         commands                                      events
     engine       Add Abort EndSession Suspend Resume           TurnDone PrefixMiss Refused Progress
@@ -26,7 +27,7 @@ from rollart.types.weights import Manifest
 # --- engine ---------------------------------------------------------------------------------------------------------
 
 
-class Sampling(msgspec.Struct, frozen=True):
+class Sampling(msgspec.Struct, frozen=True, gc=False):
     """How to sample. Training needs the full softmax at `temperature`, so there is no top-p or top-k here yet."""
 
     max_tokens: int
@@ -35,7 +36,7 @@ class Sampling(msgspec.Struct, frozen=True):
     seed: int = 0
 
 
-class Add(msgspec.Struct, frozen=True):
+class Add(msgspec.Struct, frozen=True, gc=False):
     """Generate one turn. Only what is new travels: `new` follows the first `prefix_length` tokens of the session.
 
     An engine that does not hold that prefix (by length and digest) answers `PrefixMiss` and gets the whole, with
@@ -51,7 +52,7 @@ class Add(msgspec.Struct, frozen=True):
     sampling: Sampling
 
 
-class Abort(msgspec.Struct, frozen=True):
+class Abort(msgspec.Struct, frozen=True, gc=False):
     """End a request; answered by `TurnDone(ABORTED)` with what was generated, while suspended too.
 
     Unknown requests are ignored.
@@ -60,27 +61,27 @@ class Abort(msgspec.Struct, frozen=True):
     request: RequestId
 
 
-class EndSession(msgspec.Struct, frozen=True):
+class EndSession(msgspec.Struct, frozen=True, gc=False):
     """The trajectory is over: free what is kept for it."""
 
     session: TrajectoryId
 
 
-class Suspend(msgspec.Struct, frozen=True):
+class Suspend(msgspec.Struct, frozen=True, gc=False):
     """Take no step until `Resume`; requests in flight are kept."""
 
 
-class Resume(msgspec.Struct, frozen=True):
+class Resume(msgspec.Struct, frozen=True, gc=False):
     """Go on after `Suspend`."""
 
 
-class Stage(msgspec.Struct, frozen=True):
+class Stage(msgspec.Struct, frozen=True, gc=False):
     """Fetch a version beside the one in service, while generation goes on; verified by the digests of this manifest."""
 
     manifest: Manifest
 
 
-class Update(msgspec.Struct, frozen=True):
+class Update(msgspec.Struct, frozen=True, gc=False):
     """Between two steps, serve the staged version from now on; answered while suspended too.
 
     A version that is not staged, or is older than the one in service, is answered by `StageFailed` and changes
@@ -104,7 +105,7 @@ class FinishReason(enum.Enum):
     """An `Abort` ended it."""
 
 
-class TurnUsage(msgspec.Struct, frozen=True, array_like=True):
+class TurnUsage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a turn cost, in tokens. `recomputed` is KV computed again because an update made it void.
 
     At the start of a turn each token of its prompt is exactly one of the three; recomputation in mid-turn adds to
@@ -116,7 +117,7 @@ class TurnUsage(msgspec.Struct, frozen=True, array_like=True):
     recomputed: int = 0
 
 
-class TurnDone(msgspec.Struct, frozen=True):
+class TurnDone(msgspec.Struct, frozen=True, gc=False):
     """A request ended. `generated` is what came after the last `Progress` of this request."""
 
     request: RequestId
@@ -125,20 +126,20 @@ class TurnDone(msgspec.Struct, frozen=True):
     usage: TurnUsage
 
 
-class PrefixMiss(msgspec.Struct, frozen=True):
+class PrefixMiss(msgspec.Struct, frozen=True, gc=False):
     """The session's prefix is not here and the request is forgotten; send the whole, under the same id or a new one."""
 
     request: RequestId
 
 
-class Refused(msgspec.Struct, frozen=True):
+class Refused(msgspec.Struct, frozen=True, gc=False):
     """The request can never be served here (too long, no weights yet); the engine is well."""
 
     request: RequestId
     reason: str
 
 
-class Progress(msgspec.Struct, frozen=True):
+class Progress(msgspec.Struct, frozen=True, gc=False):
     """Tokens sampled since the last report, so that a fail-over resumes at the token position.
 
     An engine with requests in flight, and not suspended, reports at least every `progress_interval_s`, with or without
@@ -149,20 +150,20 @@ class Progress(msgspec.Struct, frozen=True):
     steps: int
 
 
-class Staged(msgspec.Struct, frozen=True):
+class Staged(msgspec.Struct, frozen=True, gc=False):
     """Every rank holds the version, verified by digest."""
 
     version: Version
 
 
-class StageFailed(msgspec.Struct, frozen=True):
+class StageFailed(msgspec.Struct, frozen=True, gc=False):
     """The version could not be fetched or verified. The version in service stays."""
 
     version: Version
     reason: str
 
 
-class Updated(msgspec.Struct, frozen=True):
+class Updated(msgspec.Struct, frozen=True, gc=False):
     """The version is in service; every later token carries it."""
 
     version: Version
@@ -178,7 +179,7 @@ class KvOnUpdate(enum.Enum):
     KEEP = "keep"
 
 
-class EngineInfo(msgspec.Struct, frozen=True):
+class EngineInfo(msgspec.Struct, frozen=True, gc=False):
     """What an engine can do, said when it joins."""
 
     slots: int
@@ -193,7 +194,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
 # --- environment ----------------------------------------------------------------------------------------------------
 
 
-class Reset(msgspec.Struct, frozen=True):
+class Reset(msgspec.Struct, frozen=True, gc=False):
     """Start an episode in one of the worker's environments: a fresh one, whatever was there before is closed.
 
     A slot that does not exist is answered by `EnvironmentFailed`.
@@ -205,7 +206,7 @@ class Reset(msgspec.Struct, frozen=True):
     member: int
 
 
-class Step(msgspec.Struct, frozen=True):
+class Step(msgspec.Struct, frozen=True, gc=False):
     """Act. `action` is what the engine sampled in this turn, counted from 1; decoded beside the environment.
 
     Of an episode that is unknown, closed or replaced: answered by `EnvironmentFailed`.
@@ -216,7 +217,7 @@ class Step(msgspec.Struct, frozen=True):
     action: Segment
 
 
-class Close(msgspec.Struct, frozen=True):
+class Close(msgspec.Struct, frozen=True, gc=False):
     """The episode is over, or given up: free its environment."""
 
     episode: TrajectoryId
@@ -225,7 +226,7 @@ class Close(msgspec.Struct, frozen=True):
 EnvironmentCommand = Reset | Step | Close
 
 
-class Observed(msgspec.Struct, frozen=True):
+class Observed(msgspec.Struct, frozen=True, gc=False):
     """The answer to `Reset` (turn 0) or to `Step` (its turn).
 
     `new_sequence`: the agent rewrote its history; `observation` is the whole new context.
@@ -243,7 +244,7 @@ class Observed(msgspec.Struct, frozen=True):
     artifact: bytes = b""
 
 
-class EnvironmentFailed(msgspec.Struct, frozen=True):
+class EnvironmentFailed(msgspec.Struct, frozen=True, gc=False):
     """The environment itself failed: not the agent's doing."""
 
     episode: TrajectoryId
@@ -254,7 +255,7 @@ class EnvironmentFailed(msgspec.Struct, frozen=True):
 EnvironmentEvent = Observed | EnvironmentFailed
 
 
-class EnvironmentInfo(msgspec.Struct, frozen=True):
+class EnvironmentInfo(msgspec.Struct, frozen=True, gc=False):
     """What an environment worker hosts."""
 
     task: str
@@ -264,7 +265,7 @@ class EnvironmentInfo(msgspec.Struct, frozen=True):
 # --- reward ---------------------------------------------------------------------------------------------------------
 
 
-class Score(msgspec.Struct, frozen=True):
+class Score(msgspec.Struct, frozen=True, gc=False):
     """Compute the final reward of a trajectory. Stateless: the same key always means the same question."""
 
     key: str
@@ -276,12 +277,12 @@ class Score(msgspec.Struct, frozen=True):
     truncated: bool
 
 
-class Scored(msgspec.Struct, frozen=True):
+class Scored(msgspec.Struct, frozen=True, gc=False):
     key: str
     value: float
 
 
-class ScoreFailed(msgspec.Struct, frozen=True):
+class ScoreFailed(msgspec.Struct, frozen=True, gc=False):
     key: str
     reason: str
     retry: bool = True
@@ -292,7 +293,7 @@ RewardCommand = Score
 RewardEvent = Scored | ScoreFailed
 
 
-class RewardInfo(msgspec.Struct, frozen=True):
+class RewardInfo(msgspec.Struct, frozen=True, gc=False):
     """What a reward worker can do."""
 
     slots: int
@@ -306,7 +307,7 @@ class RewardInfo(msgspec.Struct, frozen=True):
 # --- trainer --------------------------------------------------------------------------------------------------------
 
 
-class Train(msgspec.Struct, frozen=True):
+class Train(msgspec.Struct, frozen=True, gc=False):
     """One optimiser step on a claimed batch; the weights become `version`."""
 
     claim: ClaimId
@@ -314,13 +315,13 @@ class Train(msgspec.Struct, frozen=True):
     samples: tuple[TrainSample, ...]
 
 
-class Publish(msgspec.Struct, frozen=True):
+class Publish(msgspec.Struct, frozen=True, gc=False):
     """Write the current weights to the store as `version`. Asked again, answered alike; an older one is refused."""
 
     version: Version
 
 
-class Save(msgspec.Struct, frozen=True):
+class Save(msgspec.Struct, frozen=True, gc=False):
     """Make the current weights, and all that training needs to go on from them, durable as the checkpoint of `version`.
 
     Whole or not at all: until `Saved`, a trainer that starts anew finds the checkpoint before it.
@@ -332,28 +333,28 @@ class Save(msgspec.Struct, frozen=True):
 TrainerCommand = Train | Publish | Save
 
 
-class Trained(msgspec.Struct, frozen=True):
+class Trained(msgspec.Struct, frozen=True, gc=False):
     claim: ClaimId
     version: Version
     metrics: dict[str, float]
 
 
-class Published(msgspec.Struct, frozen=True):
+class Published(msgspec.Struct, frozen=True, gc=False):
     manifest: Manifest
 
 
-class TrainerFailed(msgspec.Struct, frozen=True):
+class TrainerFailed(msgspec.Struct, frozen=True, gc=False):
     """A command could not be carried out; the weights are those of before."""
 
     claim: ClaimId | None
     reason: str
 
 
-class Saved(msgspec.Struct, frozen=True):
+class Saved(msgspec.Struct, frozen=True, gc=False):
     version: Version
 
 
-class SaveFailed(msgspec.Struct, frozen=True):
+class SaveFailed(msgspec.Struct, frozen=True, gc=False):
     """The disk is full, say. The checkpoint before it is whole."""
 
     version: Version
@@ -363,7 +364,7 @@ class SaveFailed(msgspec.Struct, frozen=True):
 TrainerEvent = Trained | Published | TrainerFailed | Saved | SaveFailed
 
 
-class TrainerInfo(msgspec.Struct, frozen=True):
+class TrainerInfo(msgspec.Struct, frozen=True, gc=False):
     """What a trainer is, said when it joins."""
 
     parameters: int

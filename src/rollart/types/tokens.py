@@ -17,7 +17,7 @@ TOKEN = np.dtype("<i4")
 LOGPROB = np.dtype("<f4")
 
 
-class Segment(msgspec.Struct, frozen=True, array_like=True):
+class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A run of tokens. `payload` is absent in simulation."""
 
     length: int
@@ -37,7 +37,7 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 EMPTY = Segment(0, b"")
 
 
-class VersionRun(msgspec.Struct, frozen=True, array_like=True):
+class VersionRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`length` consecutive tokens that were sampled with `version`."""
 
     version: Version
@@ -51,7 +51,7 @@ def concatenate(parts: "list[Segment]") -> Segment:
     return Segment(length, b"".join(payloads) if len(payloads) == len(parts) else None)
 
 
-class Generated(msgspec.Struct, frozen=True, array_like=True):
+class Generated(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What an engine sampled: tokens, one log-probability for each (absent in simulation), and their versions.
 
     The runs cover the tokens exactly and their versions never go down.
