@@ -490,3 +490,31 @@ def test_no_token_is_lost_or_doubled(actions: list[tuple[str, float]], kv_on_upd
 def test_an_engine_is_built_from_its_factory_path() -> None:
     worker = load("rollart.sim.engine:SimEngine")(engine_settings(SimStore()), lambda: None)
     assert worker.info().slots == 4
+
+
+# --- prefixes that are lost -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.0, 0.8, 1.0])
+def test_a_share_of_prefixes_is_found_and_the_rest_is_computed_again(share: float) -> None:
+    driver, _ = serving(prefix_hit=share, **FIXED)
+    turns, found = 400, 0
+    for number in range(turns):
+        driver.send(add(2 * number + 1, session=1, new=20, seed=number + 1))
+        driver.run()
+        driver.send(add(2 * number + 2, session=1, prefix=120, new=10, seed=1_000 + number))
+        driver.run()
+        found += all(event.request != 2 * number + 2 for event in driver.events(PrefixMiss))
+        driver.log.clear()
+    assert found / turns == pytest.approx(share, abs=0.05)
+
+
+def test_a_lost_prefix_is_sent_whole_and_then_kept_again() -> None:
+    driver, _ = serving(prefix_hit=0.0, **FIXED)
+    driver.send(add(1, session=1))
+    driver.run()
+    assert driver.send(add(2, session=1, prefix=120, new=10)) == [PrefixMiss(RequestId(2))]
+    driver.send(add(3, session=1, new=130))
+    driver.run()
+    _, done, _ = turn(driver, 3)
+    assert done.usage == TurnUsage(prefilled=130)

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -10,9 +10,10 @@ from rich.console import Console
 
 from rollart.cli.render import show_waste
 from rollart.cli.train import JOURNAL
-from rollart.observe.audit import Auditor
+from rollart.observe.audit import Auditor, Violation
 from rollart.observe.journal import read_journal
-from rollart.observe.report import make_report
+from rollart.observe.report import Report, make_report
+from rollart.types.journal import JournalEvent
 
 
 def audit(
@@ -30,22 +31,36 @@ def audit(
         auditor.take(event)
         events.append(event)
     violations = auditor.finish()
-    report = make_report(events)
+    report = _report(events, violations)
     if json:
-        body = {
+        body: dict[str, Any] = {
             "events": len(events),
-            "ended": report.ended,
             "violations": [{"rule": v.rule, "event": v.event, "what": v.what} for v in violations],
-            "outcomes": report.outcomes,
-            "wasted_tokens": report.wasted_tokens,
-            "wasted_token_share": report.wasted_token_share,
         }
+        if report is not None:
+            body |= {
+                "ended": report.ended,
+                "outcomes": report.outcomes,
+                "wasted_tokens": report.wasted_tokens,
+                "wasted_token_share": report.wasted_token_share,
+            }
         sys.stdout.write(msgspec.json.encode(body).decode() + "\n")
     else:
         console = Console()
         for violation in violations:
             console.print(str(violation), markup=False, highlight=False)
         console.print(f"{len(events):,} events, {len(violations)} violations")
-        show_waste(console, report)
+        if report is not None:
+            show_waste(console, report)
     if violations:
         raise typer.Exit(1)
+
+
+def _report(events: list[JournalEvent], violations: list[Violation]) -> Report | None:
+    """The figures of a run; none of a journal with holes, where events are about what was never started."""
+    try:
+        return make_report(events)
+    except KeyError:
+        if not violations:
+            raise
+        return None

@@ -23,6 +23,8 @@ from rollart.types.journal import JournalEvent, StepTrained, TurnEnded
 SIZES = (100, 1_000, 10_240, 30_000)
 """Trajectories at once. The figures are those of the third; the exponent is over all."""
 HEADLINE = 10_240
+SMALLEST = 32
+"""One engine of each class."""
 
 app = typer.Typer(help="Measure rollart itself.", no_args_is_help=True, add_completion=False)
 
@@ -54,9 +56,6 @@ def control(
 
 def scaled(trajectories: int) -> Scenario:
     """The scenario `huge` at another size: environments for so many at once, batch and engines in proportion."""
-    smallest = 32
-    if trajectories < smallest:
-        raise RequestError(f"a bench needs at least {smallest} trajectories at once, not {trajectories}")
     environments = trajectories // 2
     engines = max(1, trajectories // 32)
     return load_scenario(
@@ -176,9 +175,12 @@ def _measure_apart(trajectories: int) -> dict[str, Any]:
 
 def _parse_sizes(text: str) -> list[int]:
     try:
-        return sorted({int(part) for part in text.split(",")})
+        sizes = sorted({int(part) for part in text.split(",")})
     except ValueError:
         raise RequestError(f"--sizes: {text!r} is not a list of numbers such as 100,1000") from None
+    if sizes[0] < SMALLEST:
+        raise RequestError(f"--sizes: a bench needs at least {SMALLEST} trajectories at once, not {sizes[0]}")
+    return sizes
 
 
 def _show(console: Console, result: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import typer
 
-from rollart.cli.sim import parse_mode
+from rollart.cli.sim import check_target, parse_mode
 from rollart.config.modes import Mode
 from rollart.sim.crashes import Fuzzed, run_world
 from rollart.sim.fuzz import World, make_world
@@ -52,6 +52,7 @@ def fuzz(
     if seeds < 1 or jobs < 1:
         raise RequestError("--seeds and --jobs must be at least 1")
     if seed is not None:
+        check_target("--trace", trace)
         _replay(seed, chosen, trace, json=json)
         return
     if trace is not None:

@@ -37,6 +37,7 @@ def sim(
     if seed is not None:
         assignments.append(f"seed={seed}")
     modes = _modes(mode)
+    check_target("--svg", svg)
     reports: dict[str, tuple[Report, str]] = {}
     for name in modes:
         loaded = load_scenario(scenario, [*assignments, *([f"mode={name}"] if name else [])])
@@ -69,6 +70,12 @@ def parse_mode(mode: str, *also: str) -> Mode:
         known = [*Mode, *also]
         raise RequestError(f"--mode: no mode {mode!r}{did_you_mean(mode, known)}; there are {', '.join(known)}")
     return Mode(mode)
+
+
+def check_target(option: str, path: Path | None) -> None:
+    """Refuse a file that could not be written, before the work that it is for."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise RequestError(f"{option} {path}: is a folder, or in a folder that is not there; name a file")
 
 
 def _as_json(reports: dict[str, tuple[Report, str]]) -> dict[str, Any]:

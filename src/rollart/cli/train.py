@@ -4,7 +4,7 @@ import asyncio
 import sys
 from importlib import resources
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -69,8 +69,12 @@ def _resumed(folder: Path, assignments: list[str]) -> tuple[RunConfig, Path, Run
     path = folder / CONFIG
     if not path.is_file():
         raise RequestError(f"--resume {folder}: no {CONFIG} there; give the folder of a run")
-    before = check(RunConfig, msgspec.json.decode(path.read_bytes()))
-    checked = check(RunConfig, override(msgspec.json.decode(path.read_bytes()), assignments))
+    try:
+        tables = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise RequestError(f"{path} is damaged ({error}); give the folder of a run") from error
+    before = check(RunConfig, tables)
+    checked = check(RunConfig, override(tables, assignments))
     for key in ("seed", "mode", "alpha", "batch", "model", "codec"):
         if getattr(before, key) != getattr(checked, key):
             raise RequestError(f"--set {key}: cannot change in a run that goes on; start a new one")

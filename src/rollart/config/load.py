@@ -46,11 +46,13 @@ def override(data: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, A
 
 
 def check(model: type[M], data: Mapping[str, Any]) -> M:
-    """`data` as a `model`, or the first problem as a `ConfigError`."""
+    """`data` as a `model`, or its first problem as a `ConfigError`; an unknown key comes first."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        problems = error.errors(include_url=False)
+        # A key that is missing may be one that is misspelt: the typo explains it, not the other way round.
+        first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
         loc = _keys_of(data, first["loc"])
         raise _explained(model, loc, first["type"], first["msg"], first.get("input")) from None
 

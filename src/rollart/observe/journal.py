@@ -144,8 +144,11 @@ def read_journal(path: Path) -> Iterator[JournalEvent]:
     if not path.is_file():
         raise RequestError(f"{path}: there is no journal here; give the folder of a run")
     if path.suffix == ".jsonl":
-        with path.open("rb") as lines:
-            yield from (_json_decoder.decode(line) for line in lines)
+        try:
+            with path.open("rb") as lines:
+                yield from (_json_decoder.decode(line) for line in lines)
+        except msgspec.MsgspecError as error:
+            raise RequestError(f"{path} is not a journal, or is damaged ({error}); give a trace of a run") from error
         return
     db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
     try:

@@ -25,7 +25,7 @@ from rollart.types.messages import Role
 
 
 class Simulated(NamedTuple):
-    """A run that is over: its journal (empty if it went to a sink of the caller's), and what stopped it, if anything."""
+    """A run that is over: its journal, unless a sink of the caller's got it, and what stopped it, if anything did."""
 
     events: list[JournalEvent]
     error: RollartError | None

@@ -21,19 +21,39 @@ from rollart.types.messages import Role, WorkerCommand
 logger = logging.getLogger(__name__)
 
 
-class _Hosted:
-    """`soon` is in the loop while `scheduled`; `timer` is set for `wake_at`."""
+class _Hosted(Alarm):
+    """A worker. In the loop as its own alarm while `scheduled`: commands arrived. `timer` is set for `wake_at`."""
 
-    __slots__ = ("id", "pending", "scheduled", "soon", "timer", "wake_at", "worker")
+    __slots__ = ("drive", "id", "pending", "scheduled", "timer", "wake_at", "worker")
 
     def __init__(self, id: WorkerId, drive: Callable[["_Hosted"], None]) -> None:
+        super().__init__()
         self.id = id
+        self.drive = drive
         self.worker: Worker | None = None
         self.pending: list[WorkerCommand] = []
         self.scheduled = False
-        self.soon = Alarm(drive, self)
-        self.timer: Alarm | None = None
+        self.timer: _Timer | None = None
         self.wake_at = 0.0
+
+    def _run(self) -> None:
+        self.scheduled = False
+        self.drive(self)
+
+
+class _Timer(Alarm):
+    """Drives a worker at its `wake_at`."""
+
+    __slots__ = ("hosted",)
+
+    def __init__(self, hosted: _Hosted) -> None:
+        self._cancelled = False
+        self.hosted = hosted
+
+    def _run(self) -> None:
+        hosted = self.hosted
+        hosted.timer = None
+        hosted.drive(hosted)
 
 
 class VirtualRuntime:
@@ -55,7 +75,7 @@ class VirtualRuntime:
         if worker in self._known:
             raise InvariantBroken(f"worker id {worker} was used before; a restarted worker needs a new one")
         self._known.add(worker)
-        hosted = self._hosted[worker] = _Hosted(worker, self._drive_soon)
+        hosted = self._hosted[worker] = _Hosted(worker, self._drive)
         self._loop.call_soon(self._build, hosted, factory, settings)
 
     def post(self, worker: WorkerId, commands: Sequence[WorkerCommand]) -> None:
@@ -65,7 +85,7 @@ class VirtualRuntime:
         hosted.pending.extend(commands)
         if not hosted.scheduled and hosted.worker is not None:
             hosted.scheduled = True
-            self._loop.alarm_soon(hosted.soon)
+            self._loop.alarm_soon(hosted)
 
     def stop(self, worker: WorkerId) -> None:
         hosted = self._hosted.pop(worker, None)
@@ -91,15 +111,7 @@ class VirtualRuntime:
     def _wake(self, hosted: _Hosted) -> None:
         if hosted.id in self._hosted and not hosted.scheduled:
             hosted.scheduled = True
-            self._loop.alarm_soon(hosted.soon)
-
-    def _drive_soon(self, hosted: _Hosted) -> None:
-        hosted.scheduled = False
-        self._drive(hosted)
-
-    def _drive_on_time(self, hosted: _Hosted) -> None:
-        hosted.timer = None
-        self._drive(hosted)
+            self._loop.alarm_soon(hosted)
 
     def _drive(self, hosted: _Hosted) -> None:
         worker = hosted.worker
@@ -121,8 +133,8 @@ class VirtualRuntime:
                 hosted.timer = None
             if wake_at is not None:
                 hosted.wake_at = wake_at
-                hosted.timer = alarm = Alarm(self._drive_on_time, hosted)
-                self._loop.alarm_at(wake_at, alarm)
+                hosted.timer = timer = _Timer(hosted)
+                self._loop.alarm_at(wake_at if wake_at > now else now, timer)
         if events:
             self._tell().events(hosted.id, events)
 

@@ -95,6 +95,13 @@ class Scenario(Strict):
         for task in self.config.tasks:
             if task not in self.world.tasks:
                 raise ConfigError(f"sim.tasks.{task}", "the task has no workload; describe it in this table")
+        for name, settings in self.config.tasks.items():
+            if settings.max_context > self.world.engine.max_context:
+                raise ConfigError(
+                    f"tasks.{name}.max_context",
+                    f"{settings.max_context} tokens do not fit an engine's {self.world.engine.max_context}; "
+                    "lower it or raise sim.engine.max_context",
+                )
         for task in self.world.tasks:
             if task not in self.config.tasks:
                 raise ConfigError(f"sim.tasks.{task}", f"no such task{did_you_mean(task, self.config.tasks)}")
