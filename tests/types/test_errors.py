@@ -3,10 +3,8 @@
 import inspect
 import re
 
-import pytest
-
 from rollart.types import errors
-from rollart.types.errors import ConfigError, DeadlineExceeded, RollartError
+from rollart.types.errors import ConfigError
 
 TREE_LINE = re.compile(r"^ {4}([│ ├└─]*)([A-Z]\w+)")
 
@@ -43,12 +41,3 @@ def test_a_config_error_names_its_key() -> None:
     error = ConfigError("tasks.maze.share", "is missing")
     assert (str(error), error.path, error.problem) == ("tasks.maze.share: is missing", "tasks.maze.share", "is missing")
     assert str(ConfigError("", "no such file")) == "no such file"
-
-
-def test_a_deadline_says_who_waited_for_what_how_long_and_what_happens() -> None:
-    error = DeadlineExceeded("trajectory 7", "reset", 60.0, "it gets a fresh one")
-    assert str(error) == "trajectory 7: reset took longer than 60 s; it gets a fresh one"
-    assert (error.owner, error.what, error.seconds) == ("trajectory 7", "reset", 60.0)
-    assert error.action == "it gets a fresh one"
-    with pytest.raises(RollartError):
-        raise error

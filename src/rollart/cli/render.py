@@ -103,6 +103,13 @@ def _counts(report: Report) -> Table:
     )
     wasted = ", ".join(f"{words(cause)} {tokens:,}" for cause, tokens in report.wasted_tokens.items()) or "none"
     table.add_row("tokens wasted", f"{report.wasted_token_share:.1%}: {wasted}")
+    chosen = report.selection
+    if report.outcomes.get("redundant"):
+        table.add_row(
+            "kept against all results",
+            f"{chosen.kept_tokens:.0f} against {chosen.started_tokens:.0f} tokens, "
+            f"reward {chosen.kept_reward:.3f} against {chosen.started_reward:.3f}",
+        )
     for task, turns in report.placements.items():
         total = sum(turns.values())
         table.add_row(f"{task} turns on", ", ".join(f"{name} {count / total:.0%}" for name, count in turns.items()))
@@ -115,7 +122,8 @@ def _counts(report: Report) -> Table:
             f"held-out {evaluation.task}, step {evaluation.step}",
             f"{mean} over {evaluation.scored} of {evaluation.episodes} episodes",
         )
-    for label, count in (("shares redistributed", report.redistributed), ("workers lost", report.workers_lost)):
+    rare = {"shares redistributed": report.redistributed, "workers lost": report.workers_lost, "stalls": report.stalls}
+    for label, count in rare.items():
         if count:
             table.add_row(label, str(count))
     return table

@@ -12,8 +12,6 @@ one thing that would have given it work:
     no_work       none of these: start-up and the end of the run
 """
 
-from collections.abc import Mapping
-
 from rollart.types.journal import PoolTime
 
 
@@ -40,8 +38,7 @@ class _Pool:
 class Accounts:
     """Counters that the control plane moves, and the time attributed to them."""
 
-    def __init__(self, now: float) -> None:
-        self._start = now
+    def __init__(self) -> None:
         self._engines: dict[str, _Pool] = {}
         self._others: dict[str, _Pool] = {}
         self.in_episode = 0
@@ -113,11 +110,3 @@ class Accounts:
                     out.append(PoolTime(now, name, entry.causes))
                     entry.causes = {}
         return out
-
-    def snapshot(self) -> Mapping[str, int]:
-        """The counters, for a stall report."""
-        return {
-            "in_episode": self.in_episode,
-            "at_barrier": self.at_barrier,
-            "awaiting_reward": self.awaiting_reward,
-        }

@@ -27,7 +27,7 @@ class Context:
         self.now = self.loop.time
         self.nursery = Nursery()
         self.waits = Waits(self.loop, self.nursery.boundary)
-        self.accounts = Accounts(self.now())
+        self.accounts = Accounts()
         self.lineage = Lineage(state)
         """What the journal says of prompts, claims and steps: a fold of the events, as a resume would make it."""
         self.recorded = 0

@@ -15,8 +15,6 @@ from rollart.types.messages import Role
 from rollart.types.trajectory import GroupOutcome, Outcome, Purpose
 from rollart.types.versions import Version
 
-EVALUATION = "evaluation"
-
 
 class KeptAgainstStarted(msgspec.Struct):
     """Whether choosing the first to finish chose the short ones: means over trained and over all with a result."""

@@ -13,8 +13,7 @@
     ├── Fault                  a part outside the agent's reach failed: an outcome, never a reward
     │   ├── EnvironmentFault
     │   ├── EngineFault
-    │   ├── RewardFault
-    │   └── DeadlineExceeded   a wait reached its deadline; carries owner and action
+    │   └── RewardFault
     ├── WeightError            a version cannot be served
     │   ├── VersionMissing
     │   └── DigestMismatch
@@ -84,17 +83,6 @@ class EngineFault(Fault):
 
 class RewardFault(Fault):
     """A reward function failed, or answered with something that is not a finite number."""
-
-
-class DeadlineExceeded(Fault):
-    """A wait reached its deadline."""
-
-    def __init__(self, owner: str, what: str, seconds: float, action: str) -> None:
-        super().__init__(f"{owner}: {what} took longer than {seconds:g} s; {action}")
-        self.owner = owner
-        self.what = what
-        self.seconds = seconds
-        self.action = action
 
 
 class WeightError(RollartError):

@@ -159,10 +159,6 @@ class Trajectory:
     def sampled_tokens(self) -> int:
         return sum(sequence.sampled for sequence in self.sequences)
 
-    @property
-    def total_tokens(self) -> int:
-        return sum(sequence.length for sequence in self.sequences)
-
 
 class TrainSample(msgspec.Struct, frozen=True):
     """One trajectory of a batch, as the trainer gets it: by reference inside a process.
