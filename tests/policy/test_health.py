@@ -308,14 +308,15 @@ def test_the_window_counts_from_the_last_failure() -> None:
 # --- ready-made limits ----------------------------------------------------------------------------------------------
 
 
-def test_an_environment_is_quarantined_three_times_and_then_removed() -> None:
+def test_an_environment_is_quarantined_again_and_again_but_never_removed() -> None:
     book = HealthBook(ENVIRONMENT)
     assert book.failed(SLOT, 0.0, "") == Retry(at=1.0, attempt=1)
     assert book.failed(SLOT, 1.0, "") == Retry(at=3.0, attempt=2)
     assert book.failed(SLOT, 3.0, "") == Quarantine(until=63.0, failures=3)
     assert book.failed(SLOT, 63.0, "") == Quarantine(until=183.0, failures=1)
     assert book.failed(SLOT, 183.0, "") == Quarantine(until=423.0, failures=1)
-    assert book.failed(SLOT, 423.0, "no image") == GiveUp("no image")
+    assert book.failed(SLOT, 423.0, "no image") == Quarantine(until=723.0, failures=1), "five minutes at the most"
+    assert book.failed(SLOT, 723.0, "no image") == Quarantine(until=1023.0, failures=1)
 
 
 def test_environments_that_failed_together_come_back_spread_out() -> None:
@@ -346,7 +347,7 @@ def test_a_reward_is_asked_five_times_however_long_that_takes() -> None:
 
 def test_no_back_off_grows_beyond_what_a_run_can_wait_for() -> None:
     assert [limits.backoff.delay(99) for limits in (ENVIRONMENT, ENGINE, REWARD)] == [60.0, 30.0, 30.0]
-    assert ENVIRONMENT.quarantine.delay(99) == 1800.0
+    assert ENVIRONMENT.quarantine.delay(99) == 300.0
 
 
 def test_the_windows_of_environments_and_engines_end_on_time() -> None:

@@ -89,9 +89,11 @@ ENVIRONMENT = Limits(
     backoff=Backoff(base_s=1.0, max_s=60.0, jitter=0.5),
     failures=3,
     window_s=300.0,
-    quarantines=3,
+    quarantine=Backoff(base_s=60.0, max_s=300.0),
+    quarantines=1_000_000,
 )
-"""A slot of an environment worker: retried with back-off, quarantined three times, then removed."""
+"""A slot of an environment worker: retried with back-off, then quarantined, longer each time, five minutes at the most.
+Never removed: an environment that fails now and then would lose all its slots in a long run, one after another."""
 
 ENGINE = Limits(backoff=Backoff(base_s=1.0, max_s=30.0), failures=2, window_s=600.0)
 """An engine's place: restarted in place; when the failure repeats within ten minutes, removed."""
