@@ -12,15 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rollart.control.context import Context
-from rollart.policy.health import REWARD
+from rollart.policy.liveness import EVAL_ATTEMPTS, episode_bound_s, eval_concurrency
 from rollart.ports.prompts import PromptSource
 from rollart.types.errors import RunError
 from rollart.types.journal import EvalEnded
 from rollart.types.trajectory import Ticket, Trajectory
-
-EVAL_ATTEMPTS = 5
-"""Members that a group of one has before it is hopeless (`policy.groups`)."""
-
 
 @dataclass(slots=True)
 class _Round:
@@ -62,7 +58,7 @@ class Evaluation:
         round = self._rounds.get(task)
         if round is None or not round.waiting:
             return None
-        if round.running >= max(1, self._context.config.tasks[task].environments // 4):
+        if round.running >= eval_concurrency(self._context.config, task):
             return None
         round.running += 1
         return round.waiting.popleft()
@@ -81,25 +77,13 @@ class Evaluation:
 
     async def finished(self) -> None:
         """Return once no round is open. Each episode has deadlines of its own; this one catches that none ends."""
-        limit_s = self._longest_s()
+        config = self._context.config
+        limit_s = EVAL_ATTEMPTS * max(episode_bound_s(config, task) for task in config.tasks)
         while self._rounds:
             self._done = self._context.loop.create_future()
             await self._context.waits.wait(
                 self._done, "evaluation", "held-out episodes", limit_s, "the run stops", RunError
             )
-
-    def _longest_s(self) -> float:
-        """How long the deadlines of its parts let one held-out prompt take, failed attempts included."""
-        deadlines = self._context.config.deadlines
-        return max(
-            EVAL_ATTEMPTS
-            * (
-                task.reset_deadline_s
-                + task.max_turns * (deadlines.turn_s + task.step_deadline_s)
-                + REWARD.failures * (deadlines.reward_s + REWARD.backoff.max_s)
-            )
-            for task in self._context.config.tasks.values()
-        )
 
     def _ended(self, task: str, round: _Round) -> None:
         round.running -= 1

@@ -26,6 +26,7 @@ from rollart.control.stalls import StallWatch
 from rollart.control.trainer import POOL as TRAINER_POOL
 from rollart.control.trainer import TrainerClient
 from rollart.control.weights import WeightSync
+from rollart.policy.liveness import step_bound_s
 from rollart.policy.routing import Router, TaskAffinity
 from rollart.policy.staleness import StalenessBound
 from rollart.ports.prompts import PromptSource
@@ -127,7 +128,7 @@ class Pipeline:
     async def _run(self) -> None:
         context, config = self._context, self._context.config
         if self._resumed:
-            context.record(RunResumed(context.now(), config.mode.value, config.alpha))
+            context.record(RunResumed(context.now(), config.mode.value, config.alpha, step_bound_s(config)))
             bury(context)
         else:
             context.record(
@@ -140,6 +141,7 @@ class Pipeline:
                     config.groups_per_batch(),
                     config.batch.group_size,
                     config.batch.extra_groups,
+                    step_bound_s(config),
                 )
             )
         self._stalls.start()

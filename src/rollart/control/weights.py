@@ -10,6 +10,7 @@ from collections.abc import Callable
 from rollart.control.context import Context
 from rollart.control.fleet import Fleet, WorkerSpec
 from rollart.control.proxy import LLMProxy
+from rollart.policy.liveness import sync_bound_s
 from rollart.policy.sync import Commands, SyncBook
 from rollart.policy.watch import Wait
 from rollart.types.errors import InvariantBroken, RunError
@@ -167,8 +168,7 @@ class WeightSync:
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         """Wait for the engines. Each of them has a deadline of its own; this one only catches what those leave open."""
-        deadlines = self._context.config.deadlines
-        limit_s = 2 * (deadlines.stage_s + deadlines.update_s + deadlines.engine_joins_s)
+        limit_s = sync_bound_s(self._context.config)
         while not condition():
             self._changed = self._context.loop.create_future()
             owners = ", ".join(self._book.waits_for()) or "engines"

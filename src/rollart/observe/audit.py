@@ -10,7 +10,7 @@ what was trained since the last checkpoint, so the journal of a month can be rea
     rule 4  versions       published before served, only growing, every token of a version that its engine had
     rule 5  tokens         what the turns sampled is what the trajectory is said to hold
     rule 6  waits          a run that waits for nobody has stalled
-    rule 8  liveness       with engines and environments at work, a step is trained within the stated bound
+    rule 8  liveness       from step to step, or from the start of a trainer, no longer than the bound that the run stated
 """
 
 import math
@@ -118,7 +118,10 @@ class Auditor:
         self._redistributed: dict[int, list[j.ShareRedistributed]] = {}
         self._environments: Counter[str] = Counter()
         self._roles: dict[WorkerId, tuple[Role, str]] = {}
-        self._last_step_at: float | None = None
+        self._step_bound_s = math.inf
+        self._stepping_since = 0.0
+        """The last step, or the last time that a trainer started or was lost."""
+        self.slowest_step_s = 0.0
         self._at = -math.inf
         self._handlers: dict[type, Callable[[Any], None]] = {
             j.RunStarted: self._run_started,
@@ -189,8 +192,10 @@ class Auditor:
         if self._run is not None:
             self._wrong(1, "the run started twice")
         self._run = event
+        self._step_bound_s = event.step_bound_s
+        self._stepping_since = event.at
 
-    def _run_resumed(self, event: j.RunResumed) -> None:  # noqa: ARG002
+    def _run_resumed(self, event: j.RunResumed) -> None:
         """Everything that lived in the old controller is gone, but what it owed is still owed."""
         self._ended = None
         for engine in self._engines.values():
@@ -198,10 +203,13 @@ class Auditor:
         self._environments.clear()
         self._roles.clear()
         self._served = None
-        self._last_step_at = None
+        self._step_bound_s = event.step_bound_s
+        self._stepping_since = event.at
 
     def _run_ended(self, event: j.RunEnded) -> None:
         self._ended = event
+        if event.reason:
+            self._check_liveness("run to stop", event.at)
         if event.reason.startswith("StalledRun"):
             self._wrong(6, event.reason)
         if event.reason.startswith("InvariantBroken") or event.reason.startswith("NegativeStaleness"):
@@ -215,6 +223,14 @@ class Auditor:
         if event.epoch <= self._epoch:
             self._wrong(4, f"epoch {event.epoch} was started after {self._epoch}")
         self._epoch = event.epoch
+        self._check_liveness("start of a trainer", event.at)
+
+    def _check_liveness(self, what: str, at: float) -> None:
+        """The clock runs from step to step; a trainer that starts or is lost sets it anew."""
+        took_s, self._stepping_since = at - self._stepping_since, at
+        self.slowest_step_s = max(self.slowest_step_s, took_s)
+        if took_s > self._step_bound_s:
+            self._wrong(8, f"{took_s:g} s for a {what}, the run's bound is {self._step_bound_s:g} s")
 
     # --- workers and versions ---------------------------------------------------------------------------------------
 
@@ -234,6 +250,8 @@ class Auditor:
         engine = self._engines.get(event.worker)
         if engine is not None:
             engine.dead = True
+        if self._roles.get(event.worker, (None, ""))[0] is Role.TRAINER:
+            self._check_liveness("trainer to be given up", event.at)
         if not event.action:
             self._wrong(6, f"{event.worker} died and nothing was done about it")
 
@@ -531,7 +549,7 @@ class Auditor:
         if event.version.step != claim.step + 1 or event.version.epoch != self._epoch:
             self._wrong(4, f"claim {event.claim} of step {claim.step} became {event.version} in epoch {self._epoch}")
         self._step = event.version.step
-        self._last_step_at = event.at
+        self._check_liveness("step", event.at)
         for id in claim.groups:
             group = self._groups.get(id)
             if group is not None:

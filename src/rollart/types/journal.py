@@ -4,6 +4,7 @@
 version can be told from these events alone; reports and audits read nothing else.
 """
 
+import math
 from typing import Any
 
 import msgspec
@@ -32,6 +33,8 @@ class RunStarted(Event, frozen=True):
     groups_per_batch: dict[str, int]
     group_size: int
     extra_groups: int = 0
+    step_bound_s: float = math.inf
+    """How long a step may take, or the start of a trainer (`policy.liveness`)."""
 
 
 class RunEnded(Event, frozen=True):
@@ -47,6 +50,7 @@ class RunResumed(Event, frozen=True):
 
     mode: str
     alpha: int
+    step_bound_s: float = math.inf
 
 
 class EpochStarted(Event, frozen=True):

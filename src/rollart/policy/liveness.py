@@ -1,0 +1,69 @@
+"""How long a step may take: the bound that a run states when it starts, and that its journal is held to.
+
+From one trained step to the next the trainer loop waits for these in turn, each with a deadline of its own:
+
+    publish ─► save ─► rollout drained of evaluation ─► shares filled ─► engines updated ─► train
+
+The bound is their sum, so it holds whatever fails, as long as the trainer lives: at a deadline somebody is replaced,
+a share is redistributed, or the run stops and says why. A trainer that is lost starts the clock again, and the health
+policy bounds how often.
+"""
+
+import math
+
+from rollart.config.schema import RunConfig
+from rollart.policy.health import REWARD
+
+EVAL_ATTEMPTS = 5
+"""Members that a held-out group of one has before it is hopeless (`policy.groups`)."""
+
+
+def episode_bound_s(config: RunConfig, task: str) -> float:
+    """How long the deadlines of its parts let one episode take, its reward included."""
+    settings, deadlines = config.tasks[task], config.deadlines
+    return (
+        settings.reset_deadline_s
+        + settings.max_turns * (deadlines.turn_s + settings.step_deadline_s)
+        + REWARD.failures * (deadlines.reward_s + REWARD.backoff.max_s)
+    )
+
+
+def sync_bound_s(config: RunConfig) -> float:
+    """How long engines may take for one part of a sync: who is late is replaced once, and the new one has its time."""
+    deadlines = config.deadlines
+    return 2 * (deadlines.stage_s + deadlines.update_s + deadlines.engine_joins_s)
+
+
+def shares_bound_s(config: RunConfig) -> float:
+    """How long a batch may wait to be whole: at every deadline a task gives up for good, and the others get theirs."""
+    return sum(task.share_deadline_s for task in config.tasks.values())
+
+
+def step_bound_s(config: RunConfig) -> float:
+    """The longest time from one trained step, or the start of a trainer, to the next; see the module."""
+    deadlines = config.deadlines
+    return (
+        deadlines.publish_s
+        + (deadlines.save_s if config.checkpoint_every else 0.0)
+        + _evaluation_bound_s(config)
+        + shares_bound_s(config)
+        # Two parts: every engine staged, every engine updated.
+        + 2 * sync_bound_s(config)
+        + deadlines.train_s
+    )
+
+
+def eval_concurrency(config: RunConfig, task: str) -> int:
+    """Held-out episodes of a task at once: a quarter of its environments, so that training goes on."""
+    return max(1, config.tasks[task].environments // 4)
+
+
+def _evaluation_bound_s(config: RunConfig) -> float:
+    """Where rollout drains at an update, held-out episodes end first: so many rounds of them, each prompt retried."""
+    if not config.eval_every or config.mode_settings.interrupt:
+        return 0.0
+    rounds = {
+        task: math.ceil(settings.eval_episodes / eval_concurrency(config, task))
+        for task, settings in config.tasks.items()
+    }
+    return max(EVAL_ATTEMPTS * rounds[task] * episode_bound_s(config, task) for task in config.tasks)
