@@ -20,9 +20,13 @@ def owners(waits: list[Wait]) -> list[str]:
 
 def test_a_wait_says_who_waits_for_what_since_when_until_when_and_what_then() -> None:
     wait = Watch().open("trajectory 7", "its reward", 30.0, "ask again", now=100.0)
-    assert wait == Wait(1, "trajectory 7", "its reward", 100.0, 130.0, "ask again")
-    with pytest.raises(AttributeError):
-        wait.deadline = math.inf  # type: ignore[misc]
+    assert (wait.owner, wait.what, wait.since, wait.deadline, wait.action) == (
+        "trajectory 7",
+        "its reward",
+        100.0,
+        130.0,
+        "ask again",
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,15 +59,15 @@ def test_a_refused_wait_says_what_was_asked_for() -> None:
 def test_a_wait_of_no_time_expires_at_once() -> None:
     watch = Watch()
     opened(watch, "a", 0.0, now=5.0)
-    assert owners(watch.expired(5.0)) == ["a"]
+    assert owners(list(watch.expired(5.0))) == ["a"]
 
 
 def test_a_wait_expires_at_its_deadline_and_not_before_and_once() -> None:
     watch = Watch()
     opened(watch, "a", 10.0)
-    assert watch.expired(9.999) == []
-    assert owners(watch.expired(10.0)) == ["a"]
-    assert watch.expired(10.0) == []
+    assert list(watch.expired(9.999)) == []
+    assert owners(list(watch.expired(10.0))) == ["a"]
+    assert list(watch.expired(10.0)) == []
     assert len(watch) == 0
 
 
@@ -71,7 +75,7 @@ def test_waits_expire_in_the_order_of_deadlines_then_of_opening() -> None:
     watch = Watch()
     for owner, seconds in (("late", 9.0), ("first of two", 5.0), ("second of two", 5.0), ("early", 1.0), ("no", 11.0)):
         opened(watch, owner, seconds)
-    assert owners(watch.expired(10.0)) == ["early", "first of two", "second of two", "late"]
+    assert owners(list(watch.expired(10.0))) == ["early", "first of two", "second of two", "late"]
     assert len(watch) == 1
 
 
@@ -80,7 +84,7 @@ def test_a_closed_wait_never_expires() -> None:
     wait, other = opened(watch, "a", 10.0), opened(watch, "b", 10.0)
     assert watch.close(wait) is True
     assert watch.close(wait) is False
-    assert owners(watch.expired(10.0)) == ["b"]
+    assert owners(list(watch.expired(10.0))) == ["b"]
     assert watch.close(other) is False, "it has expired"
 
 
@@ -91,7 +95,7 @@ def test_the_next_deadline_is_that_of_an_open_wait() -> None:
     assert watch.next_deadline() == 10.0
     watch.close(waits[1])
     assert watch.next_deadline() == 15.0
-    watch.expired(15.0)
+    assert owners(list(watch.expired(15.0))) == ["c"]
     assert watch.next_deadline() == 20.0
     watch.close(waits[0])
     assert watch.next_deadline() is None
@@ -134,7 +138,7 @@ def test_memory_stays_flat_over_many_waits() -> None:
         watch.close(opened(watch, "short", 60.0, now=float(index)))
         assert len(watch._heap) <= 2 * len(watch) + 66
     assert len(watch) == 100
-    assert owners(watch.expired(2e9)) == owners(kept)
+    assert owners(list(watch.expired(2e9))) == owners(kept)
 
 
 def test_a_clean_up_happens_only_when_it_pays() -> None:
@@ -155,7 +159,46 @@ def test_a_clean_up_keeps_the_order_of_deadlines() -> None:
         watch.close(opened(watch, "short", 5.0))
     assert len(watch._heap) == 3, "just cleaned up"
     assert watch.next_deadline() == 10.0
-    assert owners(watch.expired(30.0)) == ["10", "20", "30"]
+    assert owners(list(watch.expired(30.0))) == ["10", "20", "30"]
+
+
+def test_a_wait_can_be_used_again_and_has_its_new_deadline_only() -> None:
+    watch = Watch()
+    wait = opened(watch, "a", 10.0)
+    with pytest.raises(InvariantBroken, match="still open for a turn"):
+        watch.open("a", "a reset", 5.0, "retry", 0.0, wait)
+    watch.close(wait)
+    watch.open("a", "a step", 30.0, "retry", 5.0, wait)
+    assert list(watch.expired(10.0)) == [], "the first deadline is void"
+    assert watch.report(10.0, 5) == ["a: a step, waiting for 5.0 s; in 25.0 s: retry"]
+    watch.close(wait)
+    watch.open("a", "a turn", 2.0, "retry", 10.0, wait)
+    assert watch.next_deadline() == 12.0, "shorter than the one before"
+    assert owners(list(watch.expired(12.0))) == ["a"]
+    watch.open("a", "a turn", 2.0, "retry", 12.0, wait)
+    assert owners(list(watch.expired(100.0))) == ["a"], "an expired one can be opened again"
+    assert len(watch) == 0
+    assert watch._heap == []
+
+
+def test_a_wait_used_again_keeps_its_place_in_the_queue() -> None:
+    watch = Watch()
+    waits = [opened(watch, str(index), 60.0) for index in range(100)]
+    for now in range(1, 50):
+        for wait in waits:
+            watch.close(wait)
+            watch.open(wait.owner, "a turn", 60.0, "retry", float(now), wait)
+    assert len(watch._heap) == 100, "nothing was queued again"
+    assert owners(list(watch.expired(109.0))) == [str(index) for index in range(100)]
+
+
+def test_what_an_action_closes_does_not_expire_with_it() -> None:
+    watch = Watch()
+    first, second = opened(watch, "a", 1.0), opened(watch, "b", 1.0)
+    for late in watch.expired(1.0):
+        assert late is first
+        watch.close(second)
+    assert len(watch) == 0
 
 
 steps = st.lists(
@@ -163,6 +206,7 @@ steps = st.lists(
         st.tuples(st.just("open"), st.integers(0, 8)),
         st.tuples(st.just("open"), st.integers(0, 8)),
         st.tuples(st.just("close"), st.integers(0, 200)),
+        st.tuples(st.just("again"), st.integers(0, 200)),
         st.tuples(st.just("expire"), st.integers(0, 4)),
     ),
     min_size=20,
@@ -183,6 +227,12 @@ def test_every_wait_leaves_by_exactly_one_door(history: list[tuple[str, int]]) -
         elif what == "close" and waits:
             wait = waits[number % len(waits)]
             assert watch.close(wait) == (inside.pop(wait.id, None) is not None)
+        elif what == "again" and waits:
+            wait = waits[number % len(waits)]
+            inside.pop(wait.id, None)
+            watch.close(wait)
+            watch.open(wait.owner, "a turn", float(number % 9), "retry", now, wait)
+            inside[wait.id] = wait
         elif what == "expire":
             now += number
             due = sorted((w.deadline, w.id) for w in inside.values() if w.deadline <= now)

@@ -7,7 +7,7 @@ one boundary, `run`; a stop from outside (stale, redundant, cancelled) is a valu
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,8 +17,10 @@ from rollart.control.environments import POOL, EnvironmentPool, Slot
 from rollart.control.gates import BarrierGate, RewardGate
 from rollart.control.proxy import LLMProxy, TurnResult
 from rollart.control.rewards import RewardDispatch
+from rollart.control.waits import fail
 from rollart.policy.seeds import sampling_seed
-from rollart.types.errors import EngineFault, EnvironmentFault, RewardFault
+from rollart.policy.watch import Wait
+from rollart.types.errors import EngineFault, EnvironmentFault, RewardFault, RollartError
 from rollart.types.journal import TurnEnded
 from rollart.types.messages import Observed, Sampling
 from rollart.types.tokens import TokenSequence
@@ -57,7 +59,28 @@ class Stage:
 
 
 class EnvManager:
-    """One episode; see the module."""
+    """One episode; see the module.
+
+    It waits for one thing at a time, thousands of times, and ten thousand of it wait at once. So it awaits the futures
+    themselves, in one coroutine and with one `Wait` that is opened again and again: `_expect`, await, `_arrived`.
+    """
+
+    __slots__ = (
+        "_barrier",
+        "_fault",
+        "_in_environment",
+        "_in_step",
+        "_name",
+        "_pending",
+        "_reward_gate",
+        "_seat",
+        "_settings",
+        "_stage",
+        "_stop",
+        "_wait",
+        "slot",
+        "trajectory",
+    )
 
     def __init__(self, stage: Stage, trajectory: Trajectory, slot: Slot, settings: TaskSettings) -> None:
         self.trajectory = trajectory
@@ -65,9 +88,13 @@ class EnvManager:
         self._stage = stage
         self._settings = settings
         self._pending: asyncio.Future[Any] | None = None
+        self._wait = Wait(self._expired)
+        self._fault: type[RollartError] = EnvironmentFault
         self._stop: Stopped | None = None
         self._in_environment = True
+        self._in_step = False
         self._name = f"trajectory {trajectory.id}"
+        self._seat = f"{slot.name} for {self._name}"
         # Evaluation takes no part in what a mode does to a training batch.
         training = trajectory.purpose is Purpose.TRAIN
         self._barrier = stage.barrier if training else None
@@ -104,6 +131,7 @@ class EnvManager:
         except RewardFault as error:
             outcome, cause = Outcome.REWARD_FAILED, str(error)
         finally:
+            self._arrived()
             self._leave_environment(fault)
             self._stage.rewards.forget(self.trajectory)
             self.trajectory.outcome = outcome
@@ -112,38 +140,37 @@ class EnvManager:
     async def _episode(self) -> bool:
         """Play until the environment or a limit of the agent's own ends it; True for the latter."""
         trajectory, settings, stage = self.trajectory, self._settings, self._stage
-        observed = await self._environment(
-            stage.environments.reset(self.slot, trajectory), "reset", settings.reset_deadline_s
-        )
+        environments, slot = stage.environments, self.slot
+        answer = environments.reset(slot, trajectory)
+        observed = await self._expect_environment(answer, "reset", settings.reset_deadline_s)
+        self._arrived()
         self._take(observed)
         while not observed.done:
             if trajectory.sequence.length >= settings.max_context or trajectory.turns >= settings.max_turns:
                 return True
-            await self._at_barrier()
+            if self._barrier is not None:
+                await self._at_barrier(self._barrier)
             stage.check_bound(trajectory)
-            result = await self._turn()
-            await self._at_barrier()
-            observed = await self._environment(
-                stage.environments.step(self.slot, trajectory, result.generated.tokens),
-                "step",
-                settings.step_deadline_s,
-            )
+            result = await self._ask_turn()
+            self._arrived()
+            self._take_turn(result)
+            if self._barrier is not None:
+                await self._at_barrier(self._barrier)
+            answer = environments.step(slot, trajectory, result.generated.tokens)
+            observed = await self._expect_environment(answer, "step", settings.step_deadline_s)
+            self._arrived()
             self._take(observed)
         stage.check_bound(trajectory)
         return observed.truncated
 
-    async def _environment(self, future: "asyncio.Future[Observed]", what: str, seconds: float) -> Observed:
-        accounts = self._stage.context.accounts
-        accounts.busy(POOL, +1, self._stage.context.now())
-        try:
-            return await self._wait(
-                future,
-                self._stage.context.waits.wait(
-                    future, self.slot.name, f"{what} of {self._name}", seconds, "it gets a fresh one", EnvironmentFault
-                ),
-            )
-        finally:
-            accounts.busy(POOL, -1, self._stage.context.now())
+    def _expect_environment(
+        self, future: "asyncio.Future[Observed]", what: str, seconds: float
+    ) -> "asyncio.Future[Observed]":
+        context = self._stage.context
+        self._in_step = True
+        context.accounts.busy(POOL, +1, context.now())
+        context.waits.open(self._wait, self._seat, what, seconds, "it gets a fresh one")
+        return self._expect(future, EnvironmentFault)
 
     def _take(self, observed: Observed) -> None:
         trajectory = self.trajectory
@@ -155,7 +182,7 @@ class EnvManager:
         if observed.done:
             trajectory.artifact = observed.artifact
 
-    async def _turn(self) -> TurnResult:
+    def _ask_turn(self) -> "asyncio.Future[TurnResult]":
         trajectory, settings, stage = self.trajectory, self._settings, self._stage
         context = stage.context
         room = settings.max_context - trajectory.sequence.length
@@ -165,25 +192,19 @@ class EnvManager:
             stop_tokens=stage.stop_tokens,
             seed=sampling_seed(context.config.seed, trajectory.prompt.seed, trajectory.member, trajectory.turns),
         )
-        future = stage.proxy.generate(trajectory, sampling)
-        result = await self._wait(
-            future,
-            context.waits.wait(
-                future,
-                self._name,
-                f"turn {trajectory.turns} by an engine",
-                context.config.deadlines.turn_s,
-                "it ends as engine_failed",
-                EngineFault,
-            ),
-        )
+        deadline_s = context.config.deadlines.turn_s
+        context.waits.open(self._wait, self._name, "a turn by an engine", deadline_s, "it ends as engine_failed")
+        return self._expect(stage.proxy.generate(trajectory, sampling), EngineFault)
+
+    def _take_turn(self, result: TurnResult) -> None:
+        trajectory, context = self.trajectory, self._stage.context
         generated = result.generated
         trajectory.sequence.append_sampled(generated)
         trajectory.turns += 1
         if generated.runs:
             if trajectory.first_version is None:
                 trajectory.first_version = generated.runs[0].version
-                stage.first_token(trajectory, trajectory.first_version)
+                self._stage.first_token(trajectory, trajectory.first_version)
             trajectory.last_version = generated.runs[-1].version
         context.record(
             TurnEnded(
@@ -198,30 +219,25 @@ class EnvManager:
                 tuple((run.version, run.length) for run in generated.runs),
             )
         )
-        return result
 
-    async def _at_barrier(self) -> None:
-        if self._barrier is not None:
-            future = self._barrier.arrive(self.trajectory.id)
-            if future is not None:
-                await self._wait(future, self._barrier.wait(future, self._name))
+    async def _at_barrier(self, barrier: BarrierGate) -> None:
+        future = barrier.arrive(self.trajectory.id)
+        if future is not None:
+            await barrier.wait(self._expect(future, EngineFault), self._name)
+            self._arrived()
 
     async def _reward(self, truncated: bool) -> None:
         trajectory = self.trajectory
         trajectory.truncated = truncated
         self._count_reward(+1)
         try:
-            trajectory.reward = await self._ask_reward()
+            if self._reward_gate is not None:
+                gate = self._expect(self._reward_gate.arrive(trajectory.id), RewardFault)
+                await self._reward_gate.wait(gate, self._name)
+                self._arrived()
+            trajectory.reward = await self._expect(self._stage.rewards.score(trajectory), RewardFault)
         finally:
             self._count_reward(-1)
-
-    async def _ask_reward(self) -> float:
-        trajectory = self.trajectory
-        if self._reward_gate is not None:
-            gate = self._reward_gate.arrive(trajectory.id)
-            await self._wait(gate, self._reward_gate.wait(gate, self._name))
-        answer = self._stage.rewards.score(trajectory)
-        return await self._wait(answer, _result(answer))
 
     def _count_reward(self, change: int) -> None:
         accounts = self._stage.context.accounts
@@ -229,15 +245,26 @@ class EnvManager:
             accounts.awaiting_reward += change
             accounts.changed(self._stage.context.now())
 
-    async def _wait(self, future: "asyncio.Future[Any]", waiting: Coroutine[Any, Any, T]) -> T:
-        """Wait so that `stop` reaches us."""
+    def _expect(self, future: "asyncio.Future[T]", fault: type[RollartError]) -> "asyncio.Future[T]":
+        """The future is awaited next: `stop` reaches it, and so does the deadline, as `fault`."""
         self._pending = future
+        self._fault = fault
         if self._stop is not None and not future.done():
             future.set_exception(self._stop)
-        try:
-            return await waiting
-        finally:
-            self._pending = None
+        return future
+
+    def _arrived(self) -> None:
+        """What was expected came, as a result or a fault; asking twice is fine."""
+        self._pending = None
+        context = self._stage.context
+        context.waits.close(self._wait)
+        if self._in_step:
+            self._in_step = False
+            context.accounts.busy(POOL, -1, context.now())
+
+    def _expired(self, wait: Wait) -> None:
+        if self._pending is not None:
+            fail(self._pending, wait, self._fault)
 
     def _leave_environment(self, fault: str | None) -> None:
         """Free everything that the episode holds; once."""
@@ -248,7 +275,3 @@ class EnvManager:
             if self._barrier is not None:
                 self._barrier.leave(self.trajectory.id)
             self._stage.episode_over(self, fault)
-
-
-async def _result(future: "asyncio.Future[T]") -> T:
-    return await future

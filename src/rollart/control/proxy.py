@@ -226,8 +226,8 @@ class LLMProxy:
             )
             if holder is not None and holder in self._engines:
                 self._fleet.post(holder, [EndSession(trajectory.id)])
+            self._sessions[trajectory.id] = worker
         self._add(turn, worker, whole=holder != worker or bool(turn.partial.tokens.length))
-        self._sessions[trajectory.id] = worker
         return True
 
     def _partial_is_whole(self, turn: _Turn) -> bool:

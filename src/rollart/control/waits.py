@@ -4,6 +4,7 @@ One timer serves all of them. At a deadline `wait` raises the fault that the cal
 """
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -21,22 +22,24 @@ class Waits:
         self._loop = loop
         self._boundary = boundary
         self._watch = Watch()
-        self._expired: dict[int, Callable[[Wait], None]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._armed_for = float("inf")
+        self._armed_for = math.inf
 
-    def guard(self, owner: str, what: str, seconds: float, action: str, expired: Callable[[Wait], None]) -> Wait:
-        """Open a wait; unless `close` comes first, `expired` is called at its deadline."""
-        wait = self._watch.open(owner, what, seconds, action, self._loop.time())
-        self._expired[wait.id] = expired
+    def open(self, wait: Wait, owner: str, what: str, seconds: float, action: str) -> None:
+        """Open a wait of the caller's own; unless `close` comes first, its `act` is called at the deadline."""
+        self._watch.open(owner, what, seconds, action, self._loop.time(), wait)
         if wait.deadline < self._armed_for:
             self._arm(wait.deadline)
+
+    def guard(self, owner: str, what: str, seconds: float, action: str, expired: Callable[[Wait], None]) -> Wait:
+        """Open a new wait; unless `close` comes first, `expired` is called at its deadline."""
+        wait = Wait(expired)
+        self.open(wait, owner, what, seconds, action)
         return wait
 
     def close(self, wait: Wait) -> None:
         """The wait is over; closing twice is fine."""
-        if self._expired.pop(wait.id, None) is not None:
-            self._watch.close(wait)
+        self._watch.close(wait)
 
     async def wait(
         self,
@@ -48,12 +51,7 @@ class Waits:
         raises: type[RollartError],
     ) -> T:
         """The future's result; at the deadline the future fails with `raises`."""
-
-        def expired(wait: Wait) -> None:
-            if not future.done():
-                future.set_exception(raises(f"{wait.owner}: {wait.what} took longer than {seconds:g} s; {wait.action}"))
-
-        wait = self.guard(owner, what, seconds, action, expired)
+        wait = self.guard(owner, what, seconds, action, lambda wait: fail(future, wait, raises))
         try:
             return await future
         finally:
@@ -67,12 +65,18 @@ class Waits:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if deadline is None else self._loop.call_at(deadline, self._ring)
-        self._armed_for = float("inf") if deadline is None else deadline
+        self._armed_for = math.inf if deadline is None else deadline
 
     def _ring(self) -> None:
         for wait in self._watch.expired(self._loop.time()):
-            expired = self._expired.pop(wait.id, None)
-            if expired is not None:
+            if wait.act is not None:
                 with self._boundary:
-                    expired(wait)
+                    wait.act(wait)
         self._arm(self._watch.next_deadline())
+
+
+def fail(future: "asyncio.Future[T]", wait: Wait, raises: type[RollartError]) -> None:
+    """Whoever waits for the future gets the fault that the deadline means to it."""
+    if not future.done():
+        seconds = wait.deadline - wait.since
+        future.set_exception(raises(f"{wait.owner}: {wait.what} took longer than {seconds:g} s; {wait.action}"))

@@ -10,6 +10,7 @@ consumed. The controller folds its own events as it writes them, and a resume fo
 snapshot on: what a new controller knows is exactly what the old one knew.
 """
 
+import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -35,7 +36,7 @@ class Lineage:
         self._cursors = dict(state.cursors)
         self._waiting: dict[int, Ticket] = {ticket.number: ticket for ticket in state.waiting}
         self._groups = {group.group: group for group in state.groups}
-        self._trajectories = {entry.trajectory: entry for entry in state.trajectories}
+        self._trajectories = {entry.trajectory: copy.copy(entry) for entry in state.trajectories}
         self._claims = {claim.claim: claim for claim in state.claims}
         self._trained = {entry.group: entry for entry in state.trained}
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -70,7 +71,8 @@ class Lineage:
             cursors=dict(self._cursors),
             waiting=tuple(self._waiting.values()),
             groups=tuple(self._groups.values()),
-            trajectories=tuple(self._trajectories.values()),
+            # They change in place: this is by far the most frequent event.
+            trajectories=tuple(map(copy.copy, self._trajectories.values())),
             claims=tuple(self._claims.values()),
             trained=tuple(self._trained.values()),
         )
@@ -113,13 +115,14 @@ class Lineage:
         self._groups[event.group] = replace(group, next_member=event.member + 1)
 
     def _turn_ended(self, event: j.TurnEnded) -> None:
-        before = self._trajectories[event.trajectory]
+        entry = self._trajectories[event.trajectory]
+        entry.turns = event.turn
+        entry.sampled += event.sampled
         versions = event.versions
-        first = before.first or (versions[0][0] if versions else None)
-        last = versions[-1][0] if versions else before.last
-        self._trajectories[event.trajectory] = OpenTrajectory(
-            event.trajectory, event.turn, before.sampled + event.sampled, first, last
-        )
+        if versions:
+            if entry.first is None:
+                entry.first = versions[0][0]
+            entry.last = versions[-1][0]
 
     def _trajectory_ended(self, event: j.TrajectoryEnded) -> None:
         del self._trajectories[event.trajectory]

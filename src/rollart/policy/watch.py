@@ -23,83 +23,150 @@ A worked example: trajectory 7 resets its environment, with 60 s for it.
 
 import heapq
 import math
-
-import msgspec
+from collections.abc import Callable, Iterator
 
 from rollart.types.errors import InvariantBroken
 
 
-class Wait(msgspec.Struct, frozen=True):
-    """`owner` waits for `what`, and at `deadline` does `action` instead."""
+class Wait:
+    """`owner` waits for `what`, and at `deadline` does `action` instead.
 
-    id: int
-    owner: str
-    what: str
-    since: float
-    deadline: float
-    action: str
+    Whoever waits often may keep one and open it again (`Watch.open`): that costs neither an object nor, as a rule, a
+    place in the queue of deadlines.
+    """
+
+    __slots__ = ("_queued", "act", "action", "deadline", "id", "is_open", "owner", "since", "what")
+
+    def __init__(self, act: "Callable[[Wait], None] | None" = None) -> None:
+        self.act = act
+        """What carries the action out; not the watch's business."""
+        self.id = 0
+        """Counts openings."""
+        self.owner = ""
+        self.what = ""
+        self.since = 0.0
+        self.deadline = 0.0
+        self.action = ""
+        self.is_open = False
+        self._queued = math.inf
+        """Where it stands in the queue of deadlines: at its deadline or, if it was opened again since, before it."""
 
 
 class Watch:
     """All open waits of a controller."""
 
     def __init__(self) -> None:
-        self._open: dict[int, Wait] = {}
-        # Closed waits stay in the heap until they surface or outnumber the open ones: closing is then one dict pop.
-        self._heap: list[tuple[float, int]] = []
+        # Every open wait has one valid entry here, the one at its `_queued`, at its deadline or earlier: a wait that is
+        # opened again is moved only when the entry surfaces. Entries of closed waits go when they surface, or when they
+        # outnumber the open ones. So opening and closing touch nothing but the wait.
+        self._heap: list[tuple[float, int, Wait]] = []
         self._opened = 0
+        self._open = 0
 
     def __len__(self) -> int:
         """How many waits are open."""
-        return len(self._open)
+        return self._open
 
-    def open(self, owner: str, what: str, seconds: float, action: str, now: float) -> Wait:
-        """Begin to wait. `seconds` is finite and not negative, and nothing is left unsaid: that is the rule."""
+    def open(self, owner: str, what: str, seconds: float, action: str, now: float, wait: Wait | None = None) -> Wait:
+        """Begin to wait. `seconds` is finite and not negative, and nothing is left unsaid: that is the rule.
+
+        `wait`: one that is not open, to be used again.
+        """
         if not (owner and what and action and 0.0 <= seconds < math.inf):
             raise InvariantBroken(
                 f"no wait without an owner, a deadline and an action: {owner!r} waits {seconds} s for {what!r}, "
                 f"then {action!r}"
             )
+        if wait is None:
+            wait = Wait()
+        elif wait.is_open:
+            raise InvariantBroken(f"{owner} waits for {what} with a wait that is still open for {wait.what}")
         self._opened += 1
-        deadline = now + seconds
-        wait = Wait(self._opened, owner, what, now, deadline, action)
-        self._open[wait.id] = wait
-        heapq.heappush(self._heap, (deadline, wait.id))
+        wait.id = self._opened
+        wait.owner = owner
+        wait.what = what
+        wait.since = now
+        wait.deadline = deadline = now + seconds
+        wait.action = action
+        wait.is_open = True
+        self._open += 1
+        if deadline < wait._queued:
+            self._push(wait)
         return wait
 
     def close(self, wait: Wait) -> bool:
         """Stop waiting. False if it was closed before or has expired: then its action is already under way."""
-        if self._open.pop(wait.id, None) is None:
+        if not wait.is_open:
             return False
-        if len(self._heap) > 2 * len(self._open) + _SLACK:
-            self._heap = [(kept.deadline, kept.id) for kept in self._open.values()]
-            heapq.heapify(self._heap)
+        wait.is_open = False
+        self._open -= 1
+        if len(self._heap) > 2 * self._open + _SLACK:
+            self._clean_up()
         return True
 
-    def expired(self, now: float) -> list[Wait]:
-        """Take out every open wait whose deadline is `now` or earlier, in the order of deadlines."""
-        late: list[Wait] = []
-        heap = self._heap
-        while heap and heap[0][0] <= now:
-            wait = self._open.pop(heapq.heappop(heap)[1], None)
-            if wait is not None:
-                late.append(wait)
-        return late
+    def expired(self, now: float) -> Iterator[Wait]:
+        """Take out every open wait whose deadline is `now` or earlier, in the order of deadlines.
+
+        One by one: what the action of one closes is not given any more.
+        """
+        while True:
+            first = self._surface()
+            if first is None or first.deadline > now:
+                return
+            heapq.heappop(self._heap)
+            first._queued = math.inf
+            first.is_open = False
+            self._open -= 1
+            yield first
 
     def next_deadline(self) -> float | None:
         """When `expired` has to be asked next; None when nothing is waited for."""
-        heap = self._heap
-        while heap and heap[0][1] not in self._open:
-            heapq.heappop(heap)
-        return heap[0][0] if heap else None
+        first = self._surface()
+        return None if first is None else first.deadline
 
     def report(self, now: float, limit: int) -> list[str]:
         """One line for each of the `limit` waits whose deadlines come next, and one that counts the others."""
-        first = heapq.nsmallest(limit, self._open.values(), key=lambda wait: (wait.deadline, wait.id))
+        waits = (wait for at, _, wait in self._heap if wait.is_open and at == wait._queued)
+        first = heapq.nsmallest(limit, waits, key=lambda wait: (wait.deadline, wait.id))
         lines = [_line(wait, now) for wait in first]
-        if len(self._open) > len(first):
-            lines.append(f"… and {len(self._open) - len(first)} more waits with later deadlines")
+        if self._open > len(first):
+            lines.append(f"… and {self._open - len(first)} more waits with later deadlines")
         return lines
+
+    def _surface(self) -> Wait | None:
+        """The open wait whose deadline comes next, with its entry on top."""
+        heap = self._heap
+        while heap:
+            at, id, wait = heap[0]
+            if at != wait._queued:
+                heapq.heappop(heap)  # it was queued again, earlier
+            elif not wait.is_open:
+                heapq.heappop(heap)
+                wait._queued = math.inf
+            elif id != wait.id:
+                # Opened again since: to where it belongs now.
+                wait._queued = wait.deadline
+                heapq.heapreplace(heap, (wait.deadline, wait.id, wait))
+            else:
+                return wait
+        return None
+
+    def _push(self, wait: Wait) -> None:
+        wait._queued = wait.deadline
+        heapq.heappush(self._heap, (wait.deadline, wait.id, wait))
+
+    def _clean_up(self) -> None:
+        heap, self._heap = self._heap, []
+        kept: dict[int, Wait] = {}
+        for _, _, wait in heap:
+            if wait.is_open:
+                kept[wait.id] = wait
+            else:
+                wait._queued = math.inf
+        for wait in kept.values():
+            wait._queued = wait.deadline
+        self._heap = [(wait.deadline, wait.id, wait) for wait in kept.values()]
+        heapq.heapify(self._heap)
 
 
 _SLACK = 64

@@ -9,7 +9,7 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextvars import Context
+from contextvars import Context, copy_context
 from typing import Any, TypeVar, TypeVarTuple
 
 from rollart.types.errors import StalledRun
@@ -49,6 +49,37 @@ class Alarm:
         raise NotImplementedError
 
 
+class _Soon(asyncio.Handle):
+    """What `call_soon` gives: a handle without what only a debugger reads, because a run makes two for every turn."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: asyncio.AbstractEventLoop,
+        context: Context | None,
+    ) -> None:
+        self._callback = callback
+        self._args = args
+        self._loop = loop
+        self._context = copy_context() if context is None else context
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+
+    def _run(self) -> None:
+        try:
+            self._context.run(self._callback, *self._args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001 - as every asyncio loop: said, and the loop goes on
+            self._loop.call_exception_handler(
+                {"message": f"Exception in callback {self._callback!r}", "exception": error, "handle": self}
+            )
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     """Single-threaded: `call_soon_threadsafe` is `call_soon`, and there is no I/O.
 
@@ -86,7 +117,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
         self._check_open()
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = _Soon(callback, args, self, context)
         self._ready.append(handle)
         return handle
 

@@ -20,7 +20,7 @@ class OpenGroupState(msgspec.Struct, frozen=True):
     """Its claim ended in the step that led here, but its own end is not written yet."""
 
 
-class OpenTrajectory(msgspec.Struct, frozen=True):
+class OpenTrajectory(msgspec.Struct):
     """A trajectory without an outcome, and what it has sampled so far."""
 
     trajectory: TrajectoryId

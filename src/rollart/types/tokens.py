@@ -6,6 +6,7 @@ ever re-tokenised.
 """
 
 import hashlib
+from array import array
 
 import msgspec
 import numpy as np
@@ -83,88 +84,94 @@ def merge_runs(first: tuple[VersionRun, ...], second: tuple[VersionRun, ...]) ->
 
 
 class TokenSequence:
-    """The append-only token log of one sequence: context and sampled segments in order.
+    """The append-only token log of one sequence: context and sampled tokens in order.
 
-    Keeps the running digest of the prefix, so that a turn can name the prefix it builds on without sending it.
+    One buffer for tokens, one for log-probabilities, and the lengths of the spans between: ten thousand of these are
+    open at once, for hundreds of turns. Keeps the running digest of the prefix, so that a turn can name the prefix it
+    builds on without sending it. Where tokens have no payload, in simulation, the length alone names it.
     """
 
-    __slots__ = ("_hash", "length", "sampled", "segments", "turn_digest", "turn_length")
+    __slots__ = ("_hash", "_logprobs", "_runs", "_spans", "_tokens", "length", "sampled", "turn_digest", "turn_length")
 
     def __init__(self) -> None:
-        self.segments: list[Segment | Generated] = []
         self.length = 0
         self.sampled = 0
-        self._hash = hashlib.blake2b(digest_size=16)
         self.turn_length = 0
+        """Up to the last sampled token: what an engine holds of the session; the next turn names it."""
         self.turn_digest = b""
+        self._tokens: bytearray | None = bytearray()
+        """None as soon as one part has no payload."""
+        self._logprobs: bytearray | None = bytearray()
+        """Of the sampled tokens only."""
+        self._spans = array("q", (0,))
+        """Lengths of context and sampled spans in turn; the first is context."""
+        self._runs: tuple[VersionRun, ...] = ()
+        self._hash: hashlib.blake2b | None = None
 
     def append_context(self, segment: Segment) -> None:
         """Tokens that the policy did not choose: prompt and observations."""
         if segment.length:
-            self.segments.append(segment)
-            self._grow(segment)
+            self._append(segment, 0)
 
     def append_sampled(self, generated: Generated) -> None:
         """Tokens that the policy sampled."""
-        if generated.tokens.length:
-            self.segments.append(generated)
-            self.sampled += generated.tokens.length
-            self._grow(generated.tokens)
-            # What an engine holds of the session after this turn; the next turn names it.
-            self.turn_length = self.length
-            self.turn_digest = self._hash.digest()
+        length = generated.tokens.length
+        if not length:
+            return
+        self._append(generated.tokens, 1)
+        self.sampled += length
+        self._runs = merge_runs(self._runs, generated.runs)
+        if generated.logprobs is None:
+            self._logprobs = None
+        elif self._logprobs is not None:
+            self._logprobs += generated.logprobs
+        self.turn_length = self.length
+        self.turn_digest = b"" if self._hash is None else self._hash.digest()
 
-    def _grow(self, segment: Segment) -> None:
+    def _append(self, segment: Segment, sampled: int) -> None:
         self.length += segment.length
-        if segment.payload is not None:
-            self._hash.update(segment.payload)
+        spans = self._spans
+        if len(spans) % 2 == sampled:
+            spans.append(segment.length)
+        else:
+            spans[-1] += segment.length
+        if segment.payload is None:
+            self._tokens = None
+            return
+        if self._tokens is not None:
+            self._tokens += segment.payload
+        if self._hash is None:
+            self._hash = hashlib.blake2b(digest_size=16)
+        self._hash.update(segment.payload)
 
     def since_turn(self) -> Segment:
         """What was appended after the last sampled token."""
-        parts: list[Segment] = []
-        for item in reversed(self.segments):
-            if isinstance(item, Generated):
-                break
-            parts.append(item)
-        return parts[0] if len(parts) == 1 else concatenate(parts[::-1])
+        return self._cut(self.turn_length)
 
     def whole(self) -> Segment:
         """All tokens as one segment."""
-        return concatenate([item.tokens if isinstance(item, Generated) else item for item in self.segments])
+        return self._cut(0)
+
+    def _cut(self, start: int) -> Segment:
+        tokens = self._tokens
+        return Segment(self.length - start, None if tokens is None else bytes(tokens[start * TOKEN.itemsize :]))
 
     def action_mask(self) -> NDArray[np.bool_]:
         """True for the tokens that the policy sampled."""
-        mask = np.zeros(self.length, dtype=np.bool_)
-        start = 0
-        for item in self.segments:
-            if isinstance(item, Generated):
-                mask[start : start + item.tokens.length] = True
-                start += item.tokens.length
-            else:
-                start += item.length
-        return mask
+        kinds = np.arange(len(self._spans)) % 2 == 1
+        return np.repeat(kinds, self._spans)
 
     def logprobs(self) -> NDArray[np.float32]:
         """The log-probability each token was sampled with; 0 for tokens of the context."""
+        if self._logprobs is None:
+            raise ValueError("a simulated sequence has no log-probabilities")
         out = np.zeros(self.length, dtype=LOGPROB)
-        start = 0
-        for item in self.segments:
-            if isinstance(item, Generated):
-                if item.logprobs is None:
-                    raise ValueError("a simulated sequence has no log-probabilities")
-                out[start : start + item.tokens.length] = np.frombuffer(item.logprobs, dtype=LOGPROB)
-                start += item.tokens.length
-            else:
-                start += item.length
+        out[self.action_mask()] = np.frombuffer(self._logprobs, dtype=LOGPROB)
         return out
 
     def runs(self) -> tuple[VersionRun, ...]:
         """Version runs of the sampled tokens, in order."""
-        out: tuple[VersionRun, ...] = ()
-        for item in self.segments:
-            if isinstance(item, Generated):
-                out = merge_runs(out, item.runs)
-        return out
+        return self._runs
 
 
 def prefix_digest(tokens: bytes) -> bytes:
