@@ -3,7 +3,6 @@
 The product has no switch for bugs; they are patched in here.
 """
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from rollart.config.modes import Mode
 from rollart.control.buffer import SampleBuffer
+from rollart.control.context import Context
 from rollart.control.environments import EnvironmentPool
 from rollart.control.episode import EnvManager
 from rollart.control.proxy import LLMProxy
@@ -24,10 +24,12 @@ from rollart.policy.routing import Router
 from rollart.policy.shares import ShareBook
 from rollart.policy.staleness import StalenessBound
 from rollart.policy.sync import SyncBook
+from rollart.policy.watch import Wait
 from rollart.sim.crashes import run_world
 from rollart.sim.engine import SimEngine
 from rollart.sim.fuzz import make_world
 from rollart.types.errors import EnvironmentFault
+from rollart.types.journal import ShareRedistributed
 from rollart.types.trajectory import Outcome
 from rollart.types.versions import Version
 
@@ -65,11 +67,12 @@ def test_a_slot_is_lost_when_its_environment_fails(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_reward_is_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def twice(self: EnvManager) -> float:
-        return 2 * await real(self)
+    async def twice(self: EnvManager, truncated: bool) -> None:
+        await real(self, truncated)
+        self.trajectory.reward = 2 * (self.trajectory.reward or 0.0)
 
-    real = EnvManager._ask_reward
-    monkeypatch.setattr(EnvManager, "_ask_reward", twice)
+    real = EnvManager._reward
+    monkeypatch.setattr(EnvManager, "_reward", twice)
     found({1})
 
 
@@ -112,10 +115,12 @@ def test_a_failed_environment_becomes_a_reward_of_0(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_wait_has_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def for_ever(_self: Waits, future: "asyncio.Future[Any]", *_: Any) -> Any:
-        return await future
+    def for_ever(self: Waits, wait: Wait, owner: str, *rest: Any) -> None:
+        if not owner.startswith("environment"):
+            real(self, wait, owner, *rest)
 
-    monkeypatch.setattr(Waits, "wait", for_ever)
+    real = Waits.open
+    monkeypatch.setattr(Waits, "open", for_ever)
     found({6, 8})
 
 
@@ -267,3 +272,26 @@ def test_a_redundant_member_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
     patch(monkeypatch, RolloutScheduler, "_close", let_run)
     found({1, 2, 8})
+
+
+def test_a_hung_trainer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a deadline, but far beyond the bound that the run stated."""
+
+    def patient(self: Waits, wait: Wait, owner: str, what: str, seconds: float, action: str) -> None:
+        real(self, wait, owner, what, 50 * seconds if owner.startswith("trainer") else seconds, action)
+
+    real = Waits.open
+    monkeypatch.setattr(Waits, "open", patient)
+    found({8})
+
+
+def test_others_fill_in_for_a_task_and_nobody_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(real: Any) -> Any:
+        def record(self: Context, event: Any) -> None:
+            if not isinstance(event, ShareRedistributed):
+                real(self, event)
+
+        return record
+
+    monkeypatch.setattr(Context, "record", silent(Context.record))
+    found({3})

@@ -18,6 +18,7 @@ from rollart.types.errors import RunError
 from rollart.types.journal import EvalEnded
 from rollart.types.trajectory import Ticket, Trajectory
 
+
 @dataclass(slots=True)
 class _Round:
     step: int

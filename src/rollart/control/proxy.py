@@ -72,14 +72,15 @@ class _Engine:
 
     __slots__ = ("aborting", "heard_at", "info", "pool", "turns", "wait")
 
-    def __init__(self, pool: str, info: EngineInfo, now: float) -> None:
+    def __init__(self, pool: str, info: EngineInfo, now: float, silent: Callable[[Wait], None]) -> None:
         self.pool = pool
         self.info = info
         self.turns: dict[RequestId, _Turn] = {}
         self.aborting: dict[RequestId, _Turn] = {}
         """Stopped, and the engine has not yet said how far they came."""
         self.heard_at = now
-        self.wait: Wait | None = None
+        self.wait = Wait(silent)
+        """For a sign of life; open while it has requests."""
 
 
 class LLMProxy:
@@ -166,7 +167,7 @@ class LLMProxy:
         if not isinstance(info, EngineInfo):
             raise InvariantBroken(f"{worker} is an engine and described itself as {type(info).__name__}")
         now = self._context.now()
-        self._engines[worker] = _Engine(spec.pool, info, now)
+        self._engines[worker] = _Engine(spec.pool, info, now, lambda _: self._silent(worker))
         self._router.engine_joined(worker, spec.hardware, info.slots)
         self._context.accounts.capacity(spec.pool, +1, now, engines=True)
 
@@ -180,8 +181,7 @@ class LLMProxy:
         for turn in engine.aborting.values():
             self._record_aborted(turn, worker)
         del self._engines[worker]
-        if engine.wait is not None:
-            self._context.waits.close(engine.wait)
+        self._context.waits.close(engine.wait)
         self._router.engine_left(worker)
         self._context.accounts.capacity(spec.pool, -1, self._context.now(), engines=True)
         self._queue.extend(lost)
@@ -259,8 +259,7 @@ class LLMProxy:
         if not engine.turns:
             self._context.accounts.engine_busy(engine.pool, +1, self._context.now())
             engine.heard_at = self._context.now()
-            if engine.wait is None:
-                self._listen_for(worker, engine)
+            self._listen_for(worker, engine, self._context.config.deadlines.engine_silent_s)
         engine.turns[request] = turn
         self._router.request_started(worker)
         digest = sequence.turn_digest if prefix_length else b""
@@ -278,9 +277,7 @@ class LLMProxy:
         self._router.request_ended(worker)
         if not engine.turns:
             self._context.accounts.engine_busy(engine.pool, -1, self._context.now())
-            if engine.wait is not None:
-                self._context.waits.close(engine.wait)
-                engine.wait = None
+            self._context.waits.close(engine.wait)
         turn.engine = turn.request = None
 
     # What engines say.
@@ -347,23 +344,20 @@ class LLMProxy:
 
     # Silence.
 
-    def _listen_for(self, worker: WorkerId, engine: _Engine) -> None:
-        """Notice an engine that has requests and says nothing. The wait is renewed lazily, not at every event."""
+    def _listen_for(self, worker: WorkerId, engine: _Engine, seconds: float) -> None:
+        """Notice an engine that has requests and says nothing. The wait is renewed when it expires, not at every event.
+
+        It is open exactly while the engine has requests.
+        """
+        self._context.waits.open(engine.wait, str(worker), "progress", seconds, "it is replaced")
+
+    def _silent(self, worker: WorkerId) -> None:
+        engine = self._engines[worker]
         limit_s = self._context.config.deadlines.engine_silent_s
-
-        def expired(_: Wait) -> None:
-            engine.wait = None
-            if self._engines.get(worker) is not engine or not engine.turns:
-                return
-            now, due = self._context.now(), engine.heard_at + limit_s
-            # Times are compared, not spans: at its deadline a span may come out an ulp short of the limit, for ever.
-            if now >= due and not self._suspended:
-                silent_s = now - engine.heard_at
-                self._fleet.replace(worker, f"silent for {silent_s:g} s with {len(engine.turns)} requests in flight")
-            else:
-                again(limit_s if self._suspended else due - now)
-
-        def again(seconds: float) -> None:
-            engine.wait = self._context.waits.guard(str(worker), "progress", seconds, "it is replaced", expired)
-
-        again(limit_s)
+        now, due = self._context.now(), engine.heard_at + limit_s
+        # Times are compared, not spans: at its deadline a span may come out an ulp short of the limit, for ever.
+        if now >= due and not self._suspended:
+            silent_s = now - engine.heard_at
+            self._fleet.replace(worker, f"silent for {silent_s:g} s with {len(engine.turns)} requests in flight")
+        else:
+            self._listen_for(worker, engine, limit_s if self._suspended else due - now)

@@ -10,7 +10,7 @@ what was trained since the last checkpoint, so the journal of a month can be rea
     rule 4  versions       published before served, only growing, every token of a version that its engine had
     rule 5  tokens         what the turns sampled is what the trajectory is said to hold
     rule 6  waits          a run that waits for nobody has stalled
-    rule 8  liveness       from step to step, or from the start of a trainer, no longer than the bound that the run stated
+    rule 8  liveness       from step to step, or from the start of a trainer, no longer than the bound that was stated
 """
 
 import math
@@ -203,6 +203,7 @@ class Auditor:
         self._environments.clear()
         self._roles.clear()
         self._served = None
+        self._redistributed.clear()  # of a batch that was never claimed
         self._step_bound_s = event.step_bound_s
         self._stepping_since = event.at
 

@@ -50,7 +50,7 @@ from rollart.types.weights import Manifest, verify_bucket
 _PREFIX = 0x7072656669780000
 """The stream of prefix-cache hits, apart from those of the workload."""
 
-_REMEMBERED = 256
+_REMEMBERED = 64
 """Ended requests of which a doubled `Add` is still recognised: at least so many, at most twice."""
 
 

@@ -72,6 +72,9 @@ def make_world(seed: int, mode: Mode | None = None) -> World:
             cut_s=dice.one_of(0.0, 5.0),
         )
     deaths = tuple(sorted(dice.real(1.0, 40.0) for _ in range(dice.one_of(0, 0, 0, 1, 2))))
+    if len(tasks) > 1 and dice.chance(0.4):
+        # One task that often fails to fill its share in time: others fill in. The rest are patient, so they can.
+        tables["tasks"][dice.one_of(*tasks)]["share_deadline_s"] = dice.real(0.5, 20.0)
     return World(seed, tables, tuple(faults), link, deaths)
 
 
@@ -241,9 +244,12 @@ def _one_fault(dice: _Dice, tasks: list[str], pools: list[str], tables: dict[str
         Fault(16, "full_disk", "trainer/", on="Save", limit=1),
         Fault(17, "hang", task, on="Observed", skip=late, limit=some),
         Fault(17, "hang", engine, on="TurnDone", skip=late),
+        Fault(17, "hang", "trainer/", on="Trained", skip=dice.whole(0, 3)),
+        Fault(17, "hang", "trainer/", on="Save", skip=dice.whole(0, 1)),
         Fault(18, "double", engine, on="TurnDone", share=share, limit=some),
         Fault(18, "double", task, on="Observed", share=share, limit=some),
         Fault(19, "late", "trainer/", on="Trained", for_s=dice.real(5.0, 40.0), limit=10, incarnations=10),
+        Fault(19, "freeze", "trainer/", at_s=at, for_s=dice.one_of(25.0, SECONDS_FOREVER)),
         Fault(20, "kill", engine, on="Update", skip=dice.whole(0, 3)),
         Fault(20, "kill", engine, on="Updated", skip=dice.whole(1, 3), for_s=dice.real(0.3, 10.0)),
         Fault(20, "hang", engine, on="Update", skip=dice.whole(1, 3)),

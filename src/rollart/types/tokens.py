@@ -103,7 +103,7 @@ class TokenSequence:
         """None as soon as one part has no payload."""
         self._logprobs: bytearray | None = bytearray()
         """Of the sampled tokens only."""
-        self._spans = array("q", (0,))
+        self._spans = array("i", (0,))
         """Lengths of context and sampled spans in turn; the first is context."""
         self._runs: tuple[VersionRun, ...] = ()
         self._hash: hashlib.blake2b | None = None
