@@ -105,6 +105,24 @@ class Request:
 class Batch:
     """The running requests of an engine. After every change and after every `settle`, `plan` sets `end` anew."""
 
+    __slots__ = (
+        "_at",
+        "_decode_step_s",
+        "_ends",
+        "_joined",
+        "_kv_tokens",
+        "_prefill_s",
+        "_spent_s",
+        "_step_s",
+        "_steps",
+        "_work",
+        "_work_s",
+        "clock",
+        "end",
+        "running",
+        "size",
+    )
+
     def __init__(self, roofline: Roofline) -> None:
         self.clock = 0
         self.size = 0

@@ -66,6 +66,33 @@ class SimEngine:
     prefix_hit: float                                share of turns that find their session's prefix; 1 by default
     """
 
+    __slots__ = (
+        "_batch",
+        "_cache",
+        "_commands",
+        "_ended",
+        "_ended_before",
+        "_max_context",
+        "_now",
+        "_prefix_hit",
+        "_prefix_key",
+        "_progress_at",
+        "_progress_interval_s",
+        "_pull_gb_s",
+        "_queue",
+        "_queued",
+        "_recompute",
+        "_reported_clock",
+        "_running",
+        "_slots",
+        "_staged",
+        "_staging",
+        "_store",
+        "_suspended",
+        "_version",
+        "_workloads",
+    )
+
     def __init__(self, settings: Mapping[str, Any], _wake: Callable[[], None]) -> None:
         roofline = Roofline(settings["hardware"], settings["model"], settings["ranks"])
         seed: int = settings["seed"]

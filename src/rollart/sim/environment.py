@@ -48,6 +48,17 @@ class SimEnvironments:
     task: str    profile: TaskProfile    slots: int    seed: int
     """
 
+    __slots__ = (
+        "_asked",
+        "_commands",
+        "_due",
+        "_episodes",
+        "_in_slot",
+        "_slots",
+        "_task",
+        "_workload",
+    )
+
     def __init__(self, settings: Mapping[str, Any], _wake: Callable[[], None]) -> None:
         self._task: str = settings["task"]
         self._slots: int = settings["slots"]

@@ -26,6 +26,15 @@ class Session:
 
 
 class KvCache:
+    __slots__ = (
+        "_epoch",
+        "_idle",
+        "_sessions",
+        "capacity_tokens",
+        "idle_tokens",
+        "reserved_tokens",
+    )
+
     def __init__(self, capacity_tokens: int) -> None:
         self.capacity_tokens = capacity_tokens
         self.reserved_tokens = 0

@@ -130,11 +130,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Run `alarm` in the next pass of the loop, in turn with what `call_soon` was given."""
         self._ready.append(alarm)
 
-    def alarm_cancelled(self, alarm: Alarm) -> None:
-        """Cancel an alarm that was set for a time."""
-        alarm._cancelled = True
-        self._cancelled += 1
-
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         if handle._scheduled:  # type: ignore[attr-defined]
             self._cancelled += 1

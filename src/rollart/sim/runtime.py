@@ -1,12 +1,12 @@
 """The virtual runtime: workers as timers of the virtual loop.
 
-A worker is driven when commands arrive and at its `wake_at`; there is one pending timer per worker at most. Commands
-posted in one pass of the loop reach the worker together, after the pass. Driving workers is half of what a simulation
-does, hence the bare `Alarm`s.
+A worker is driven when commands arrive and at its `wake_at`. Commands posted in one pass of the loop reach the worker
+together, after the pass. Driving workers is half of what a simulation does, hence the bare `Alarm`s.
 """
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,19 +22,22 @@ logger = logging.getLogger(__name__)
 
 
 class _Hosted(Alarm):
-    """A worker. In the loop as its own alarm while `scheduled`: commands arrived. `timer` is set for `wake_at`."""
+    """A worker. In the loop as its own alarm while `scheduled`: commands arrived."""
 
-    __slots__ = ("drive", "id", "pending", "scheduled", "timer", "wake_at", "worker")
+    __slots__ = ("drive", "id", "pending", "queued_at", "ring", "scheduled", "timer", "wake_at", "worker")
 
-    def __init__(self, id: WorkerId, drive: Callable[["_Hosted"], None]) -> None:
+    def __init__(self, id: WorkerId, drive: Callable[["_Hosted"], None], ring: Callable[["_Hosted"], None]) -> None:
         super().__init__()
         self.id = id
         self.drive = drive
+        self.ring = ring
         self.worker: Worker | None = None
         self.pending: list[WorkerCommand] = []
         self.scheduled = False
-        self.timer: _Timer | None = None
-        self.wake_at = 0.0
+        self.timer = _Timer(self)
+        self.wake_at = math.inf
+        self.queued_at = math.inf
+        """When the timer rings: at `wake_at` or, if that has moved to later since, before it."""
 
     def _run(self) -> None:
         self.scheduled = False
@@ -42,18 +45,16 @@ class _Hosted(Alarm):
 
 
 class _Timer(Alarm):
-    """Drives a worker at its `wake_at`."""
+    """Drives a worker at its `wake_at`. A wake-up that moves to later costs nothing until the earlier one rings."""
 
     __slots__ = ("hosted",)
 
     def __init__(self, hosted: _Hosted) -> None:
-        self._cancelled = False
+        super().__init__()
         self.hosted = hosted
 
     def _run(self) -> None:
-        hosted = self.hosted
-        hosted.timer = None
-        hosted.drive(hosted)
+        self.hosted.ring(self.hosted)
 
 
 class VirtualRuntime:
@@ -75,7 +76,7 @@ class VirtualRuntime:
         if worker in self._known:
             raise InvariantBroken(f"worker id {worker} was used before; a restarted worker needs a new one")
         self._known.add(worker)
-        hosted = self._hosted[worker] = _Hosted(worker, self._drive)
+        hosted = self._hosted[worker] = _Hosted(worker, self._drive, self._ring)
         self._loop.call_soon(self._build, hosted, factory, settings)
 
     def post(self, worker: WorkerId, commands: Sequence[WorkerCommand]) -> None:
@@ -113,9 +114,20 @@ class VirtualRuntime:
             hosted.scheduled = True
             self._loop.alarm_soon(hosted)
 
+    def _ring(self, hosted: _Hosted) -> None:
+        now = self._loop.time()
+        if hosted.queued_at != now:
+            return  # it was queued again, earlier, and that has rung
+        hosted.queued_at = math.inf
+        if hosted.wake_at <= now:
+            self._drive(hosted)
+        elif hosted.wake_at < math.inf:
+            hosted.queued_at = hosted.wake_at
+            self._loop.alarm_at(hosted.wake_at, hosted.timer)
+
     def _drive(self, hosted: _Hosted) -> None:
         worker = hosted.worker
-        if worker is None or hosted.id not in self._hosted:
+        if worker is None:
             return
         now = self._loop.time()
         try:
@@ -126,15 +138,10 @@ class VirtualRuntime:
         except Exception as error:  # noqa: BLE001 - as above
             self._die(hosted, error)
             return
-        timer = hosted.timer
-        if timer is None or wake_at != hosted.wake_at:
-            if timer is not None:
-                self._loop.alarm_cancelled(timer)
-                hosted.timer = None
-            if wake_at is not None:
-                hosted.wake_at = wake_at
-                hosted.timer = timer = _Timer(hosted)
-                self._loop.alarm_at(wake_at if wake_at > now else now, timer)
+        hosted.wake_at = wake_at = math.inf if wake_at is None else wake_at if wake_at > now else now
+        if wake_at < hosted.queued_at:
+            hosted.queued_at = wake_at
+            self._loop.alarm_at(wake_at, hosted.timer)
         if events:
             self._tell().events(hosted.id, events)
 
@@ -144,12 +151,11 @@ class VirtualRuntime:
         self._tell().died(hosted.id, f"{type(error).__name__}: {error}")
 
     def _release(self, hosted: _Hosted) -> None:
-        if hosted.timer is not None:
-            self._loop.alarm_cancelled(hosted.timer)
-            hosted.timer = None
-        if hosted.worker is not None:
+        hosted.wake_at = math.inf
+        worker, hosted.worker = hosted.worker, None
+        if worker is not None:
             try:
-                hosted.worker.close()
+                worker.close()
             except Exception as error:  # noqa: BLE001 - the worker is over; nobody can act on this but a reader
                 logger.warning("worker %s failed to close: %s: %s", hosted.id, type(error).__name__, error)
 
