@@ -256,15 +256,19 @@ class Router:
 
     def _place_anew(self, trajectory: TrajectoryId, task: str, at_least: Version | None) -> Placement | None:
         affinity = self._affinity.get(task, NO_AFFINITY)
-        candidates = [pool.least_loaded(at_least) for pool in self._classes(task)]
-        engines = [engine for engine in candidates if engine is not None]
+        engines: list[_Engine] = []
+        for pool in self._classes(task):
+            best = pool.least_loaded(at_least)
+            if best is not None:
+                engines.append(best)
+                if affinity.preferred is not None and best.load < self._high:
+                    break  # the first class with room: no need to look through the others
         if not engines:
             return None
         if affinity.preferred is None:
             return self._settle(trajectory, min(engines, key=lambda engine: (engine.load, engine.order)), "", None)
-        # The first class with room; when none has, the least loaded one, ties to the earlier class.
-        roomy = (engine for engine in engines if engine.load < self._high)
-        engine = next(roomy, None) or min(engines, key=lambda engine: engine.load)
+        # When no class has room, the least loaded one, ties to the earlier class.
+        engine = engines[-1] if engines[-1].load < self._high else min(engines, key=lambda engine: engine.load)
         preferred = self._pool(affinity.preferred)
         if engine.pool is preferred:
             return self._settle(trajectory, engine, "", None)
