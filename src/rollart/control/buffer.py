@@ -106,9 +106,11 @@ class SampleBuffer:
         """Wait for a whole batch and claim it. `trained` is the version that it is going to be trained on."""
         self.shares.wait_started(self._context.now())
         while True:
-            self.evict_stale()
             if not self.shares.missing(self._book.counts()):
-                return await self._claim(trained)
+                # Only now: what a new version made stale left when it came into service.
+                self.evict_stale()
+                if not self.shares.missing(self._book.counts()):
+                    return await self._claim(trained)
             verdict = self.shares.check(self._book.counts(), self._context.now())
             if isinstance(verdict, Unfillable):
                 raise ShareUnfilled(
