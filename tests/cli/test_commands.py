@@ -1,5 +1,6 @@
 """The commands as a user meets them: what is on stdout, what is on stderr, and the exit code."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -11,7 +12,10 @@ import pytest
 
 from rollart.cli.main import main
 from rollart.config.modes import Mode
+from rollart.observe.journal import SqliteJournal
 from rollart.policy.staleness import StalenessBound
+from rollart.types.journal import RunStarted, Snapshot, StallReported
+from rollart.types.snapshot import RunState
 
 SMALL = (
     "--set", "steps=2",
@@ -296,6 +300,47 @@ def test_a_trace_that_lacks_a_line_is_found_out(rollart: Command, trace: Path, k
     body = one_object(rollart("audit", cut, "--json").out)
     assert body["violations"]
     assert body["events"] == len(lines) - 1
+
+
+def test_a_run_that_did_not_end_is_said_to_be_open(rollart: Command, trace: Path) -> None:
+    lines = trace.read_text().splitlines(keepends=True)
+    started = next(number for number, line in enumerate(lines) if json.loads(line)["type"] == "TrajectoryStarted")
+    cut = trace.with_name("cut.jsonl")
+    cut.write_text("".join(lines[: started + 1]))
+    done = rollart("audit", cut)
+    assert done.code == 0
+    assert "the run did not end: 1 trajectories open" in done.out
+    body = one_object(rollart("audit", cut, "--json").out)
+    assert (body["ended"], body["open_trajectories"]) == ("", 1)
+    cut.write_text("".join(lines[:-1]))
+    assert "the run did not end: 0 trajectories open" in rollart("audit", cut).out
+    assert "did not end" not in rollart("audit", trace).out
+
+
+def test_a_journal_without_events_is_refused(rollart: Command, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    refused(rollart("audit", "empty.jsonl"), "empty.jsonl", "not a journal")
+
+
+def test_a_pruned_journal_is_audited_as_a_whole(rollart: Command, tmp_path: Path) -> None:
+    async def run() -> None:
+        journal = SqliteJournal(tmp_path / "journal.sqlite", 100_000)
+        journal.append(RunStarted(0.0, "long", "rollart", 0, 0, {}, 1))
+        for number in range(2000):
+            journal.append(StallReported(float(number), (f"{number:1000}",) if number != 7 else ()))
+            if number % 100 == 99:
+                journal.append(Snapshot(float(number), RunState()))
+                await journal.flush()
+        await journal.close()
+
+    asyncio.run(run())
+    done = rollart("audit", tmp_path)
+    assert done.code == 1
+    assert "rule 6, event 8: nothing moved and nothing was waited for" in done.out
+    assert "2,021 events (" in done.out
+    body = one_object(rollart("audit", tmp_path, "--json").out)
+    assert (body["events"], len(body["violations"])) == (2021, 1)
+    assert body["pruned"] > 1000
 
 
 def test_what_is_no_journal_is_refused(rollart: Command, tmp_path: Path) -> None:

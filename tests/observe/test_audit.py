@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from journals import SEEDS, troubled
 from msgspec.structs import replace
 
 from rollart.observe.audit import audit
@@ -63,6 +64,8 @@ REMOVED = [
     j.GroupEnded,
     j.BatchClaimed,
     j.StepTrained,
+    j.CheckpointSaved,
+    j.WeightsSynced,
 ]
 
 
@@ -73,7 +76,8 @@ def test_an_event_is_removed(clean: Journal, kind: type) -> None:
 
 
 # Of these a second one says nothing new.
-DOUBLED = [kind for kind in REMOVED if kind not in (j.Placed, j.WorkerJoined, j.EngineUpdated)]
+SAID_AGAIN = (j.Placed, j.WorkerJoined, j.EngineUpdated, j.CheckpointSaved, j.WeightsSynced)
+DOUBLED = [kind for kind in REMOVED if kind not in SAID_AGAIN]
 
 
 @pytest.mark.parametrize("kind", DOUBLED, ids=lambda kind: kind.__name__)
@@ -86,6 +90,30 @@ def test_every_single_trajectory_end_matters(clean: Journal) -> None:
     ends = [index for index, event in enumerate(clean) if isinstance(event, j.TrajectoryEnded)]
     for index in ends[::7]:
         assert audit(clean[:index] + clean[index + 1 :])
+
+
+def test_every_single_sync_and_checkpoint_matters(clean: Journal) -> None:
+    kinds = (j.WeightsSynced, j.CheckpointSaved)
+    found = [index for index, event in enumerate(clean) if isinstance(event, kinds)]
+    assert len(found) > 6
+    for index in found:
+        assert audit(clean[:index] + clean[index + 1 :])
+
+
+def test_a_trainer_comes_back_from_its_last_checkpoint() -> None:
+    """Not from an older one, which would make void what is settled; nor from one that nobody trained."""
+    events = list(troubled(SEEDS[0]))
+    assert audit(events) == []
+    saved = index_of(events, j.CheckpointSaved)
+    back = next(index for index, event in enumerate(events) if index > saved and isinstance(event, j.EpochStarted))
+    for step in (0, 99):
+        found = audit([*events[:back], replace(events[back], step=step), *events[back + 1 :]])
+        assert any("the last checkpoint is of" in violation.what for violation in found)
+
+
+def test_an_end_that_is_cut_off_is_no_violation(clean: Journal) -> None:
+    assert isinstance(clean[-1], j.RunEnded)
+    assert audit(clean[:-1]) == [], "a run may be killed"
 
 
 def test_two_events_change_places(clean: Journal) -> None:
@@ -143,6 +171,8 @@ ALTERED: dict[str, tuple[type, Change, int]] = {
     "the configured shares": (j.RunStarted, lambda e: replace(e, groups_per_batch={"frozenlake": 3, "math": 5}), 0),
     "the bound": (j.RunStarted, lambda e: replace(e, alpha=0), 0),
     "a ticket": (j.PromptTaken, lambda e: replace(e, ticket=e.ticket + 5), 2),  # type: ignore[union-attr]
+    "the step of a snapshot": (j.Snapshot, lambda e: replace(e, state=replace(e.state, step=1)), 0),  # type: ignore[union-attr]
+    "the prompts of a snapshot": (j.Snapshot, lambda e: replace(e, state=replace(e.state, waiting=(), groups=())), 0),  # type: ignore[union-attr]
     "a time": (j.StepTrained, lambda e: replace(e, at=0.0), 2),
 }
 

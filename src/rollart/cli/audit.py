@@ -10,10 +10,7 @@ from rich.console import Console
 
 from rollart.cli.render import show_waste
 from rollart.cli.train import JOURNAL
-from rollart.observe.audit import Auditor, Violation
-from rollart.observe.journal import read_journal
-from rollart.observe.report import Report, make_report
-from rollart.types.journal import JournalEvent
+from rollart.observe.journal import fold_journal
 
 
 def audit(
@@ -25,21 +22,20 @@ def audit(
     Example: rollart audit runs/frozenlake-1
     """
     path = run / JOURNAL if run.is_dir() else run
-    auditor = Auditor()
-    events = []
-    for event in read_journal(path):
-        auditor.take(event)
-        events.append(event)
-    violations = auditor.finish()
-    report = _report(events, violations)
+    pruned, folds = fold_journal(path)
+    violations, report = folds.finish()
+    events, unlisted = folds.auditor.count, folds.auditor.unlisted
     if json:
         body: dict[str, Any] = {
-            "events": len(events),
+            "events": events,
+            "pruned": pruned,
             "violations": [{"rule": v.rule, "event": v.event, "what": v.what} for v in violations],
+            "unlisted_violations": unlisted,
         }
         if report is not None:
             body |= {
                 "ended": report.ended,
+                "open_trajectories": report.open_trajectories,
                 "outcomes": report.outcomes,
                 "wasted_tokens": report.wasted_tokens,
                 "wasted_token_share": report.wasted_token_share,
@@ -49,18 +45,13 @@ def audit(
         console = Console()
         for violation in violations:
             console.print(str(violation), markup=False, highlight=False)
-        console.print(f"{len(events):,} events, {len(violations)} violations")
+        if unlisted:
+            console.print(f"… and {unlisted:,} more")
+        told = f" ({pruned:,} of them pruned)" if pruned else ""
+        console.print(f"{events:,} events{told}, {len(violations) + unlisted} violations")
         if report is not None:
+            if not report.ended:
+                console.print(f"the run did not end: {report.open_trajectories} trajectories open")
             show_waste(console, report)
     if violations:
         raise typer.Exit(1)
-
-
-def _report(events: list[JournalEvent], violations: list[Violation]) -> Report | None:
-    """The figures of a run; none of a journal with holes, where events are about what was never started."""
-    try:
-        return make_report(events)
-    except KeyError:
-        if not violations:
-            raise
-        return None

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,10 +17,9 @@ from rollart.cli.render import show_report
 from rollart.config.load import check, load_toml, override
 from rollart.config.schema import RunConfig
 from rollart.control.pipeline import run_pipeline
-from rollart.observe.journal import SqliteJournal, digest, read_journal
-from rollart.observe.report import make_report
+from rollart.observe.journal import SqliteJournal, digest, fold_journal, read_journal, read_since_snapshot
 from rollart.policy.lineage import replay
-from rollart.types.errors import RequestError, RunError
+from rollart.types.errors import InvariantBroken, RequestError, RunError
 from rollart.types.snapshot import RunState
 
 JOURNAL = "journal.sqlite"
@@ -54,18 +54,26 @@ def train(
         asyncio.run(_run(checked, folder, state))
     except KeyboardInterrupt:
         raise RunError(f"interrupted; go on with: rollart train --resume {folder}") from None
-    events = list(read_journal(folder / JOURNAL))
-    report = make_report(events)
+    violations, report = fold_journal(folder / JOURNAL)[1].finish()
+    if report is None:
+        raise InvariantBroken(f"the journal has holes: {violations[0]}. Keep the run folder and report it.")
     if json:
         figures = msgspec.to_builtins(report, str_keys=True)
-        extra = {"wasted_token_share": report.wasted_token_share, "digest": digest(events), "folder": str(folder)}
+        extra = {
+            "wasted_token_share": report.wasted_token_share,
+            "digest": digest(read_journal(folder / JOURNAL)),
+            "folder": str(folder),
+        }
         sys.stdout.write(msgspec.json.encode(figures | extra).decode() + "\n")
         return
     show_report(Console(), report)
 
 
-def _resumed(folder: Path, assignments: list[str]) -> tuple[RunConfig, Path, RunState]:
-    """What a new controller needs to go on with a run. Overrides may change limits, not what the journal relies on."""
+def _resumed(folder: Path, assignments: list[str]) -> tuple[RunConfig, Path, RunState | None]:
+    """What a new controller needs to go on with a run. Overrides may change limits, not what the journal relies on.
+
+    There is no state where the controller was killed before its first event was durable: then the run starts.
+    """
     path = folder / CONFIG
     if not path.is_file():
         raise RequestError(f"--resume {folder}: no {CONFIG} there; give the folder of a run")
@@ -79,7 +87,9 @@ def _resumed(folder: Path, assignments: list[str]) -> tuple[RunConfig, Path, Run
         if getattr(before, key) != getattr(checked, key):
             raise RequestError(f"--set {key}: cannot change in a run that goes on; start a new one")
     check_real(checked)
-    return checked, folder, replay(read_journal(folder / JOURNAL))
+    events = read_since_snapshot(folder / JOURNAL)
+    first = next(events, None)
+    return checked, folder, None if first is None else replay(chain([first], events))
 
 
 async def _run(config: RunConfig, folder: Path, state: RunState | None) -> None:
@@ -87,7 +97,7 @@ async def _run(config: RunConfig, folder: Path, state: RunState | None) -> None:
     from rollart.backends.stores.memory import MemoryStore
     from rollart.distributed.inline import InlineRuntime
 
-    sink = Narrator(SqliteJournal(folder / JOURNAL), _say, config.steps)
+    sink = Narrator(SqliteJournal(folder / JOURNAL, config.journal_mb * 10**6), _say, config.steps)
     await run_pipeline(config, real_parts(config, InlineRuntime(), sink, MemoryStore(), folder / "checkpoints"), state)
 
 

@@ -117,6 +117,9 @@ class RunConfig(Strict):
     """Steps between evaluations; 0 = never."""
     checkpoint_every: NotNegative = 0
     """Steps between checkpoints; 0 = never, and a trainer that is lost starts over."""
+    journal_mb: Annotated[int, Field(ge=16)] = 1024
+    """Size at which old events are pruned from the journal of a real run, as far as the last checkpoint; audit and
+    report still cover them. Without checkpoints nothing is pruned."""
     rolling_update: bool = False
     """Engines take a new version one by one instead of together."""
     reward_workers: Positive = 1

@@ -2,7 +2,8 @@
 
 Nothing that the control plane computed is believed: staleness, lags, shares, token counts and lineage are derived again
 from the events below them and compared with what was written. The audit streams: it remembers what is in flight, plus
-what was trained since the last checkpoint, so the journal of a month can be read.
+what was trained since the last checkpoint, so the journal of a month can be read. What it remembers is plain data: an
+`Auditor` can be encoded in the middle of a journal and goes on, decoded, as if nothing had happened.
 
     rule 1  conservation   trajectories, groups, claims and prompts end once; only results are trained, each once
     rule 2  staleness      0 ≤ served − first ≤ α at the claim, for everything whose tokens are trained
@@ -17,6 +18,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
+
+import msgspec
 
 from rollart.config.modes import MODES, Mode
 from rollart.types import journal as j
@@ -37,44 +40,45 @@ class Violation(NamedTuple):
         return f"rule {self.rule}, event {self.event}: {self.what}"
 
 
-class _Trajectory:
-    __slots__ = ("ended", "engine", "engines", "first", "group", "id", "last", "reward", "sampled", "turns")
-
-    def __init__(self, id: TrajectoryId, group: "_Group") -> None:
-        self.id = id
-        self.group = group
-        self.turns = 0
-        self.sampled = 0
-        self.first: Version | None = None
-        self.last: Version | None = None
-        self.engine: WorkerId | None = None
-        self.engines: list[WorkerId] = []
-        self.reward: float | None = None
-        self.ended: j.TrajectoryEnded | None = None
-
-
-class _Group:
-    __slots__ = ("claim", "id", "members", "opened", "results", "trained")
-
-    def __init__(self, opened: j.GroupOpened) -> None:
-        self.id = opened.group
-        self.opened = opened
-        self.members: dict[TrajectoryId, _Trajectory] = {}
-        self.results: list[TrajectoryId] = []
-        """Members that ended with a result, in that order."""
-        self.claim: ClaimId | None = None
-        self.trained: int | None = None
+class _Trajectory(msgspec.Struct, array_like=True):
+    id: TrajectoryId
+    group: GroupId
+    turns: int = 0
+    sampled: int = 0
+    first: Version | None = None
+    last: Version | None = None
+    engine: WorkerId | None = None
+    engines: list[WorkerId] = []
+    """Where the tokens of the next turn can come from: the engine of the last turn, and all that it went to since."""
+    since: Version | None = None
+    """The oldest version that those engines had when it came to them: no token to come is older."""
+    reward: float | None = None
+    ended: bool = False
 
 
-class _Engine:
-    __slots__ = ("dead", "had", "joined", "version")
+class _Group(msgspec.Struct, array_like=True):
+    opened: j.GroupOpened
+    members: list[TrajectoryId] = []
+    results: list[TrajectoryId] = []
+    """Members that ended with a result, in that order."""
+    claim: ClaimId | None = None
+    trained: int | None = None
 
-    def __init__(self) -> None:
-        self.joined = False
-        self.dead = False
-        self.version: Version | None = None
-        self.had: set[Version] = set()
+    @property
+    def id(self) -> GroupId:
+        return self.opened.group
 
+
+class _Engine(msgspec.Struct, array_like=True):
+    joined: bool = False
+    dead: bool = False
+    version: Version | None = None
+    had: list[Version] = []
+    """Of the versions that it served, those that a token to come may still have."""
+
+
+MAX_LISTED = 10_000
+"""Violations that are kept in words: one that shows at every event does not make the audit grow with the journal."""
 
 _FAILURES = frozenset({Outcome.ENV_FAILED, Outcome.ENGINE_FAILED, Outcome.REWARD_FAILED})
 
@@ -87,69 +91,56 @@ def audit(events: Iterable[j.JournalEvent]) -> list[Violation]:
     return auditor.finish()
 
 
-class Auditor:
-    """Takes a journal event by event."""
+class Auditor(msgspec.Struct, kw_only=True):
+    """Takes a journal event by event. Everything it knows is a field, and is carried when a journal is pruned."""
 
-    def __init__(self) -> None:
-        self.violations: list[Violation] = []
-        self._count = 0
-        self._run: j.RunStarted | None = None
-        self._ended: j.RunEnded | None = None
-        self._groups: dict[GroupId, _Group] = {}
-        self._next_group = 0
-        self._trajectories: dict[TrajectoryId, _Trajectory] = {}
-        self._next_trajectory = 0
-        self._claims: dict[ClaimId, j.BatchClaimed] = {}
-        self._engines: dict[WorkerId, _Engine] = {}
-        self._published: dict[Version, None] = {}
-        self._newest: Version | None = None
-        self._served: Version | None = None
-        self._epoch = -1
-        self._step = 0
-        self._tickets: dict[int, str] = {}
-        """Every ticket that is not settled: waiting, open, or trained."""
-        self._next_ticket = 0
-        self._tasks: dict[int, str] = {}
-        self._waiting: Counter[str] = Counter()
-        self._making: Counter[str] = Counter()
-        """Training groups that are open or ready, by task."""
-        self._trained: dict[GroupId, tuple[int, int, tuple[TrajectoryId, ...]]] = {}
-        """Trained since the last checkpoint: step, ticket and trajectories."""
-        self._redistributed: dict[int, list[j.ShareRedistributed]] = {}
-        self._environments: Counter[str] = Counter()
-        self._roles: dict[WorkerId, tuple[Role, str]] = {}
-        self._step_bound_s = math.inf
-        self._stepping_since = 0.0
-        """The last step, or the last time that a trainer started or was lost."""
-        self.slowest_step_s = 0.0
-        self._at = -math.inf
-        self._handlers: dict[type, Callable[[Any], None]] = {
-            j.RunStarted: self._run_started,
-            j.RunResumed: self._run_resumed,
-            j.RunEnded: self._run_ended,
-            j.EpochStarted: self._epoch_started,
-            j.RolledBack: self._rolled_back,
-            j.CheckpointSaved: self._checkpoint_saved,
-            j.WorkerSpawned: self._worker_spawned,
-            j.WorkerJoined: self._worker_joined,
-            j.WorkerDied: self._worker_died,
-            j.VersionPublished: self._version_published,
-            j.EngineUpdated: self._engine_updated,
-            j.WeightsSynced: self._weights_synced,
-            j.PromptTaken: self._prompt_taken,
-            j.GroupOpened: self._group_opened,
-            j.GroupEnded: self._group_ended,
-            j.TrajectoryStarted: self._trajectory_started,
-            j.RewardArrived: self._reward_arrived,
-            j.TrajectoryEnded: self._trajectory_ended,
-            j.Placed: self._placed,
-            j.TurnEnded: self._turn_ended,
-            j.BatchClaimed: self._batch_claimed,
-            j.StepTrained: self._step_trained,
-            j.ClaimReturned: self._claim_returned,
-            j.ShareRedistributed: self._share_redistributed,
-            j.StallReported: self._stall_reported,
-        }
+    violations: list[Violation] = []
+    """The first `MAX_LISTED`."""
+    unlisted: int = 0
+    """How many more there were."""
+    count: int = 0
+    """Events so far."""
+    _run: j.RunStarted | None = None
+    _ended: j.RunEnded | None = None
+    _groups: dict[GroupId, _Group] = {}
+    _next_group: int = 0
+    _trajectories: dict[TrajectoryId, _Trajectory] = {}
+    """Those without an outcome, and all members of open groups."""
+    _next_trajectory: int = 0
+    _claims: dict[ClaimId, j.BatchClaimed] = {}
+    _engines: dict[WorkerId, _Engine] = {}
+    """Those that live, and dead ones whose tokens may still be reported."""
+    _published: list[Version] = []
+    """Since the last sync, and the version of the run."""
+    _newest: Version | None = None
+    _served: Version | None = None
+    """The newest version that an engine had in service."""
+    _synced: Version | None = None
+    """The version of the run: of the last sync, or the first in service."""
+    _syncing: Version | None = None
+    """The version that engines began to take in a sync that has not ended."""
+    _epoch: int = -1
+    _step: int = 0
+    _saved: int = 0
+    """The step of the last checkpoint."""
+    _tickets: dict[int, str] = {}
+    """Every ticket that is not settled: waiting, open, or trained."""
+    _next_ticket: int = 0
+    _tasks: dict[int, str] = {}
+    _waiting: dict[str, int] = {}
+    _making: dict[str, int] = {}
+    """Training groups that are open or ready, by task."""
+    _trained: dict[GroupId, tuple[int, int]] = {}
+    """Trained since the last checkpoint: step and ticket."""
+    _redistributed: dict[int, list[j.ShareRedistributed]] = {}
+    _roles: dict[WorkerId, tuple[Role, str]] = {}
+    """The last incarnation of every place."""
+    _incarnations: dict[str, int] = {}
+    _step_bound_s: float = math.inf
+    _stepping_since: float = 0.0
+    """The last step, or the last time that a trainer started or was lost."""
+    slowest_step_s: float = 0.0
+    _at: float = -math.inf
 
     def take(self, event: j.JournalEvent) -> None:
         if self._run is None and not isinstance(event, j.RunStarted):
@@ -160,17 +151,17 @@ class Auditor:
         if event.at < self._at and not isinstance(event, j.RunResumed):
             self._wrong(1, f"{type(event).__name__} at {event.at} s after an event at {self._at} s")
         self._at = event.at
-        handler = self._handlers.get(type(event))
+        handler = _HANDLERS.get(type(event))
         if handler is not None:
-            handler(event)
-        self._count += 1
+            handler(self, event)
+        self.count += 1
 
     def finish(self) -> list[Violation]:
         """The end of the journal: a run that ended has nothing open."""
         if self._ended is None:
             return self.violations
         for trajectory in self._trajectories.values():
-            if trajectory.ended is None:
+            if not trajectory.ended:
                 self._wrong(1, f"trajectory {trajectory.id} has no outcome")
         for group in self._groups.values():
             self._wrong(1, f"group {group.id} has no end")
@@ -181,10 +172,15 @@ class Auditor:
                 self._wrong(1, f"ticket {ticket} is neither trained, nor spent, nor waiting")
         if self._ended.steps != self._step:
             self._wrong(1, f"the run says {self._ended.steps} steps; the lineage has {self._step}")
+        if self._syncing is not None and not self._ended.reason:
+            self._wrong(4, f"the sync to {self._syncing} did not end")
         return self.violations
 
     def _wrong(self, rule: int, what: str) -> None:
-        self.violations.append(Violation(rule, self._count, what))
+        if len(self.violations) < MAX_LISTED:
+            self.violations.append(Violation(rule, self.count, what))
+        else:
+            self.unlisted += 1
 
     # --- the run ----------------------------------------------------------------------------------------------------
 
@@ -200,9 +196,9 @@ class Auditor:
         self._ended = None
         for engine in self._engines.values():
             engine.dead = True
-        self._environments.clear()
         self._roles.clear()
-        self._served = None
+        self._incarnations.clear()
+        self._served = self._synced = self._syncing = None
         self._redistributed.clear()  # of a batch that was never claimed
         self._step_bound_s = event.step_bound_s
         self._stepping_since = event.at
@@ -224,6 +220,13 @@ class Auditor:
         if event.epoch <= self._epoch:
             self._wrong(4, f"epoch {event.epoch} was started after {self._epoch}")
         self._epoch = event.epoch
+        # A checkpoint that was saved before anybody heard of it is legal; one that is lost, or of the future, is not.
+        if not self._saved <= event.step <= self._step:
+            self._wrong(
+                1,
+                f"a trainer started from step {event.step}; the last checkpoint is of {self._saved}, "
+                f"the lineage is at {self._step}",
+            )
         self._check_liveness("start of a trainer", event.at)
 
     def _check_liveness(self, what: str, at: float) -> None:
@@ -236,8 +239,13 @@ class Auditor:
     # --- workers and versions ---------------------------------------------------------------------------------------
 
     def _worker_spawned(self, event: j.WorkerSpawned) -> None:
-        if event.worker in self._roles:
+        place, _, number = event.worker.rpartition(".")
+        incarnation = int(number) if number.isdecimal() else 0
+        before = self._incarnations.get(place, -1)
+        if incarnation <= before:
             self._wrong(1, f"worker {event.worker} was started twice under one id")
+        self._roles.pop(WorkerId(f"{place}.{before}"), None)
+        self._incarnations[place] = max(incarnation, before)
         self._roles[event.worker] = (event.role, event.pool)
         if event.role is Role.ENGINE:
             self._engines[event.worker] = _Engine()
@@ -262,21 +270,34 @@ class Auditor:
             self._wrong(4, f"{version} was published after {self._newest}")
         if version.epoch != self._epoch:
             self._wrong(4, f"{version} was published in epoch {self._epoch}, which is not durable under that number")
-        self._published[version] = None
+        self._published.append(version)
         self._newest = version
 
     def _engine_updated(self, event: j.EngineUpdated) -> None:
         engine = self._live_engine(event.worker, f"updated to {event.version}")
         if event.version not in self._published:
-            self._wrong(4, f"{event.worker} serves {event.version}, which was never published")
+            self._wrong(
+                4, f"{event.worker} serves {event.version}, which was never published, or is older than {self._synced}"
+            )
+        self._engine_takes(event.version)
         if engine is None:
             return
         if engine.version is not None and event.version < engine.version:
             self._wrong(4, f"{event.worker} went back from {engine.version} to {event.version}")
         engine.version = event.version
-        engine.had.add(event.version)
+        if event.version not in engine.had:
+            engine.had.append(event.version)
         if self._served is None or event.version > self._served:
             self._served = event.version
+
+    def _engine_takes(self, version: Version) -> None:
+        """Outside a sync, engines take the version of the run; whatever is newer is the version of a sync."""
+        if self._synced is None:
+            self._synced = version
+        elif version > self._synced:
+            if self._syncing is not None and version != self._syncing:
+                self._wrong(4, f"engines take {version}, but the sync to {self._syncing} did not end")
+            self._syncing = version
 
     def _weights_synced(self, event: j.WeightsSynced) -> None:
         if self._served is not None and event.version < self._served:
@@ -284,12 +305,24 @@ class Auditor:
         for worker, engine in self._engines.items():
             if engine.version is not None and not engine.dead and engine.version != event.version:
                 self._wrong(4, f"{worker} serves {engine.version} after a sync to {event.version}")
-        self._served = event.version
+        self._served = self._synced = event.version
+        self._syncing = None
+        self._forget_versions()
+
+    def _forget_versions(self) -> None:
+        """Nothing older than the version of the run is taken any more, or than what is in flight is sampled with."""
+        self._published = [version for version in self._published if self._synced is None or version >= self._synced]
+        running = [trajectory for trajectory in self._trajectories.values() if not trajectory.ended]
+        oldest = min((t.since for t in running if t.since is not None), default=self._synced)
+        needed = {engine for trajectory in running for engine in trajectory.engines}
+        self._engines = {id: e for id, e in self._engines.items() if not e.dead or id in needed}
+        for engine in self._engines.values():
+            engine.had = [had for had in engine.had if had == engine.version or oldest is None or had >= oldest]
 
     def _live_engine(self, worker: WorkerId, what: str) -> _Engine | None:
         engine = self._engines.get(worker)
         if engine is None or engine.dead or not engine.joined:
-            self._wrong(4, f"{worker} {what}, but it {'is dead' if engine and engine.dead else 'never joined'}")
+            self._wrong(4, f"{worker} {what}, but it is dead, or never joined")
         return engine
 
     # --- prompts and groups -----------------------------------------------------------------------------------------
@@ -299,8 +332,8 @@ class Auditor:
             self._wrong(1, f"ticket {event.ticket} was taken, {self._next_ticket} was next: a prompt was skipped")
         self._next_ticket = max(self._next_ticket, event.ticket + 1)
         task = event.prompt.task
-        if self._waiting[task]:
-            self._wrong(1, f"ticket {event.ticket} was taken while {self._waiting[task]} of {task} wait: passed over")
+        if waiting := self._waiting.get(task):
+            self._wrong(1, f"ticket {event.ticket} was taken while {waiting} of {task} wait: passed over")
         self._tasks[event.ticket] = task
         self._move(event.ticket, "waiting")
 
@@ -309,7 +342,8 @@ class Auditor:
         task = self._tasks.get(ticket)
         if task is None:
             return  # of a ticket that was never taken, which has been said
-        self._waiting[task] += (state == "waiting") - (self._tickets.get(ticket) == "waiting")
+        change = (state == "waiting") - (self._tickets.get(ticket) == "waiting")
+        self._waiting[task] = self._waiting.get(task, 0) + change
         if state == "settled":
             self._tickets.pop(ticket, None)
             del self._tasks[ticket]
@@ -333,7 +367,7 @@ class Auditor:
 
     def _check_admission(self, event: j.GroupOpened) -> None:
         """Open and ready groups fit into the batches that can still be claimed within the bound."""
-        self._making[event.task] += 1
+        self._make(event.task, +1)
         run, served = self._run, self._served
         if run is None or served is None or event.task not in run.groups_per_batch:
             return
@@ -347,13 +381,16 @@ class Auditor:
         if making > limit:
             self._wrong(2, f"{making} groups of {event.task} are in the making, at most {limit} may be")
 
+    def _make(self, task: str, change: int) -> None:
+        self._making[task] = self._making.get(task, 0) + change
+
     def _group_ended(self, event: j.GroupEnded) -> None:
         group = self._groups.pop(event.group, None)
         if group is None:
             self._wrong(1, f"group {event.group} ended twice, or was never opened")
             return
         if group.opened.purpose is Purpose.TRAIN and group.trained is None:
-            self._making[group.opened.task] -= 1
+            self._make(group.opened.task, -1)
         if event.outcome is GroupOutcome.TRAINED:
             if group.trained is None:
                 self._wrong(1, f"group {event.group} ended as trained, but no step trained it")
@@ -362,9 +399,9 @@ class Auditor:
         elif group.claim is not None:
             self._wrong(1, f"group {event.group} ended as {event.outcome.value} while it was claimed")
         self._settle(group, event)
-        for member in group.members.values():
-            if member.ended is not None:
-                self._trajectories.pop(member.id, None)
+        for id in group.members:
+            if id in self._trajectories and self._trajectories[id].ended:
+                del self._trajectories[id]
 
     def _settle(self, group: _Group, event: j.GroupEnded) -> None:
         if group.opened.purpose is Purpose.EVAL:
@@ -376,7 +413,7 @@ class Auditor:
             self._wrong(1, f"group {group.id} ended as {event.outcome.value} and its prompt was queued again")
         if event.outcome is GroupOutcome.TRAINED:
             self._move(ticket, "trained")
-            self._trained[group.id] = (group.trained or 0, ticket, tuple(group.members))
+            self._trained[group.id] = (group.trained or 0, ticket)
         elif event.requeued:
             self._move(ticket, "waiting")
         elif event.outcome in (GroupOutcome.FILTERED, GroupOutcome.FAILED):
@@ -394,8 +431,9 @@ class Auditor:
         if group is None:
             self._wrong(1, f"trajectory {event.trajectory} was started for group {event.group}, which is not open")
             return
-        trajectory = _Trajectory(event.trajectory, group)
-        group.members[event.trajectory] = self._trajectories[event.trajectory] = trajectory
+        self._trajectories[event.trajectory] = _Trajectory(event.trajectory, event.group)
+        if event.trajectory not in group.members:
+            group.members.append(event.trajectory)
 
     def _placed(self, event: j.Placed) -> None:
         trajectory = self._trajectories.get(event.trajectory)
@@ -410,10 +448,12 @@ class Auditor:
             )
         trajectory.engine = event.engine
         trajectory.engines.append(event.engine)
+        if engine.version is not None:
+            trajectory.since = min(engine.version, trajectory.since or engine.version)
 
     def _turn_ended(self, event: j.TurnEnded) -> None:
         trajectory = self._trajectories.get(event.trajectory)
-        if trajectory is None or trajectory.ended is not None:
+        if trajectory is None or trajectory.ended:
             self._wrong(1, f"a turn of trajectory {event.trajectory}, which does not run")
             return
         trajectory.turns += 1
@@ -426,6 +466,9 @@ class Auditor:
             self._wrong(4, f"trajectory {event.trajectory} was placed on {trajectory.engine}, {event.engine} answered")
         for version, _ in event.versions:
             self._token_version(trajectory, version)
+        engine = self._engines.get(event.engine)
+        if engine is not None and trajectory.engine == event.engine:
+            trajectory.engines, trajectory.since = [event.engine], engine.version
 
     def _token_version(self, trajectory: _Trajectory, version: Version) -> None:
         if trajectory.last is not None and version < trajectory.last:
@@ -438,7 +481,7 @@ class Auditor:
 
     def _reward_arrived(self, event: j.RewardArrived) -> None:
         trajectory = self._trajectories.get(event.trajectory)
-        if trajectory is None or trajectory.ended is not None or trajectory.reward is not None:
+        if trajectory is None or trajectory.ended or trajectory.reward is not None:
             self._wrong(1, f"a reward of trajectory {event.trajectory}, which does not wait for one")
         elif not math.isfinite(event.value):
             self._wrong(1, f"the reward of trajectory {event.trajectory} is {event.value}")
@@ -447,10 +490,10 @@ class Auditor:
 
     def _trajectory_ended(self, event: j.TrajectoryEnded) -> None:
         trajectory = self._trajectories.get(event.trajectory)
-        if trajectory is None or trajectory.ended is not None:
+        if trajectory is None or trajectory.ended:
             self._wrong(1, f"trajectory {event.trajectory} ended twice, or was never started")
             return
-        trajectory.ended = event
+        trajectory.ended = True
         if event.sampled != trajectory.sampled or event.turns != trajectory.turns:
             self._wrong(
                 5, f"trajectory {event.trajectory} holds {event.sampled} tokens, its turns {trajectory.sampled}"
@@ -464,10 +507,11 @@ class Auditor:
             )
         if event.outcome in _FAILURES and event.reward is not None:
             self._wrong(1, f"trajectory {event.trajectory} is {event.outcome.value} and has a reward")
-        if result:
-            trajectory.group.results.append(event.trajectory)
-        if trajectory.group.id not in self._groups:
-            self._trajectories.pop(event.trajectory, None)
+        group = self._groups.get(trajectory.group)
+        if group is None:
+            del self._trajectories[event.trajectory]
+        elif result:
+            group.results.append(event.trajectory)
 
     # --- batches ----------------------------------------------------------------------------------------------------
 
@@ -479,6 +523,8 @@ class Auditor:
             self._wrong(1, f"claim {event.claim} is for step {event.step}; the lineage is at {self._step}")
         if self._served is not None and event.served != self._served:
             self._wrong(2, f"claim {event.claim} says that {event.served} is served; it is {self._served}")
+        if self._syncing is not None:
+            self._wrong(4, f"claim {event.claim} was made before the sync to {self._syncing} ended")
         groups = [self._claimed_group(event, id) for id in event.groups]
         known = [group for group in groups if group is not None]
         size = self._run.group_size if self._run is not None else 0
@@ -496,7 +542,7 @@ class Auditor:
         if group.opened.purpose is Purpose.EVAL:
             self._wrong(1, f"claim {event.claim} takes evaluation group {id}")
         group.claim = event.claim
-        self._making[group.opened.task] -= 1
+        self._make(group.opened.task, -1)
         return group
 
     def _check_shares(self, event: j.BatchClaimed, groups: list[_Group]) -> None:
@@ -520,14 +566,13 @@ class Auditor:
         bounded = MODES[Mode(run.mode)].check_every_turn
         claimed, masked = set(event.trajectories), set(event.masked)
         for index, group in enumerate(groups):
-            for id, member in group.members.items():
-                if id in claimed and member.last is not None and member.last.step > event.served.step:
-                    self._wrong(2, f"claim {event.claim}: trajectory {id} has tokens of {member.last}, which is void")
-            firsts = [
-                member.first
-                for id, member in group.members.items()
-                if id in claimed and id not in masked and member.first is not None
-            ]
+            members = [self._trajectories[id] for id in group.members if id in claimed and id in self._trajectories]
+            for member in members:
+                if member.last is not None and member.last.step > event.served.step:
+                    self._wrong(
+                        2, f"claim {event.claim}: trajectory {member.id} has tokens of {member.last}, which is void"
+                    )
+            firsts = [member.first for member in members if member.id not in masked and member.first is not None]
             if not firsts:
                 self._wrong(2, f"claim {event.claim}: group {group.id} has nothing to train")
                 continue
@@ -565,7 +610,7 @@ class Auditor:
             group = self._groups.get(id)
             if group is not None:
                 group.claim = None
-                self._making[group.opened.task] += 1
+                self._make(group.opened.task, +1)
 
     def _share_redistributed(self, event: j.ShareRedistributed) -> None:
         if sum(event.missing.values()) != sum(event.filled_by.values()):
@@ -577,17 +622,79 @@ class Auditor:
     def _checkpoint_saved(self, event: j.CheckpointSaved) -> None:
         if event.version.step > self._step:
             self._wrong(1, f"a checkpoint of {event.version} while the lineage is at step {self._step}")
-        for id, (step, ticket, _) in list(self._trained.items()):
+        self._saved = max(self._saved, event.version.step)
+        for id, (step, ticket) in list(self._trained.items()):
             if step <= event.version.step:
                 del self._trained[id]
                 self._move(ticket, "settled")
 
     def _rolled_back(self, event: j.RolledBack) -> None:
+        if event.step < self._saved:
+            self._wrong(1, f"a roll-back to step {event.step}, although the checkpoint of {self._saved} was saved")
         void = {id: entry for id, entry in self._trained.items() if entry[0] > event.step}
         if set(void) != set(event.groups):
             self._wrong(1, f"the roll-back to step {event.step} names {len(event.groups)} groups; {len(void)} are void")
-        for id, (_, ticket, _) in void.items():
+        for id, (_, ticket) in void.items():
             self._move(ticket, "waiting")
             del self._trained[id]
         self._step = event.step
         self._redistributed.clear()
+
+    def _snapshot(self, event: j.Snapshot) -> None:
+        """A resume believes the snapshot: it says what the events before it say."""
+        said, running = event.state, [t for t in self._trajectories.values() if not t.ended]
+        parts: dict[str, tuple[object, object]] = {
+            "the epoch": (said.epoch, self._epoch),
+            "the step": (said.step, self._step),
+            "the next group, trajectory and ticket": (
+                (said.next_group, said.next_trajectory, said.next_ticket),
+                (self._next_group, self._next_trajectory, self._next_ticket),
+            ),
+            "the prompts that wait": (
+                {ticket.number for ticket in said.waiting},
+                {ticket for ticket, state in self._tickets.items() if state == "waiting"},
+            ),
+            "the open groups": ({group.group for group in said.groups}, set(self._groups)),
+            "the open trajectories": (
+                {t.trajectory: (t.turns, t.sampled, t.first, t.last) for t in said.trajectories},
+                {t.id: (t.turns, t.sampled, t.first, t.last) for t in running},
+            ),
+            "the open claims": ({claim.claim for claim in said.claims}, set(self._claims)),
+            "what was trained since the checkpoint": (
+                {group.group: group.step for group in said.trained},
+                {group: step for group, (step, _) in self._trained.items()},
+            ),
+        }
+        for what, (stated, found) in parts.items():
+            if stated != found:
+                self._wrong(1, f"the snapshot and the events before it disagree about {what}")
+
+
+_HANDLERS: dict[type, Callable[[Auditor, Any], None]] = {
+    j.RunStarted: Auditor._run_started,
+    j.RunResumed: Auditor._run_resumed,
+    j.RunEnded: Auditor._run_ended,
+    j.EpochStarted: Auditor._epoch_started,
+    j.RolledBack: Auditor._rolled_back,
+    j.CheckpointSaved: Auditor._checkpoint_saved,
+    j.Snapshot: Auditor._snapshot,
+    j.WorkerSpawned: Auditor._worker_spawned,
+    j.WorkerJoined: Auditor._worker_joined,
+    j.WorkerDied: Auditor._worker_died,
+    j.VersionPublished: Auditor._version_published,
+    j.EngineUpdated: Auditor._engine_updated,
+    j.WeightsSynced: Auditor._weights_synced,
+    j.PromptTaken: Auditor._prompt_taken,
+    j.GroupOpened: Auditor._group_opened,
+    j.GroupEnded: Auditor._group_ended,
+    j.TrajectoryStarted: Auditor._trajectory_started,
+    j.RewardArrived: Auditor._reward_arrived,
+    j.TrajectoryEnded: Auditor._trajectory_ended,
+    j.Placed: Auditor._placed,
+    j.TurnEnded: Auditor._turn_ended,
+    j.BatchClaimed: Auditor._batch_claimed,
+    j.StepTrained: Auditor._step_trained,
+    j.ClaimReturned: Auditor._claim_returned,
+    j.ShareRedistributed: Auditor._share_redistributed,
+    j.StallReported: Auditor._stall_reported,
+}

@@ -1,7 +1,9 @@
 """Journals: in memory for simulations and tests, in SQLite for real runs.
 
 Both keep events in the order of `append`, each once. SQLite is written by a thread of its own, in batches, so the
-controller's loop never waits for a disk; `flush` does, and raises what went wrong since the last one.
+controller's loop never waits for a disk; `flush` does, and raises what went wrong since the last one. It stays near a
+limit (`observe.pruning`): old events go, what an audit and a report know of them stays. A resume reads from the last
+snapshot on, however long the history is.
 """
 
 import asyncio
@@ -10,18 +12,24 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
+from rollart.observe.folds import Folds
+from rollart.observe.pruning import SCHEMA, Carried, Pruner, carried_upto, last_snapshot, read_carried
 from rollart.types.errors import InvariantBroken, RequestError, RunError
-from rollart.types.journal import JournalEvent
+from rollart.types.journal import JournalEvent, Snapshot
 
 _decoder = msgspec.msgpack.Decoder(JournalEvent)
 _json_decoder = msgspec.json.Decoder(JournalEvent)
 
-MAX_BATCH = 10_000
-"""Events of one commit."""
+MAX_BATCH = 2_000
+"""Events of one commit, and so of what a flush can find ahead of it besides what was appended before it."""
+LIMIT_BYTES = 1024 * 10**6
+WAL_BYTES = 4 * 2**20
+"""What is left of the write-ahead log when its pages have gone into the database."""
 
 
 class MemoryJournal:
@@ -67,9 +75,9 @@ class _Flush:
 
 
 class SqliteJournal:
-    """One table in WAL mode; a commit per batch, synced to disk."""
+    """One table in WAL mode; a commit per batch, synced to disk. Pruned to stay near `limit_bytes`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self._path = path
         self._queue: queue.SimpleQueue[JournalEvent | _Flush] = queue.SimpleQueue()
         self._error: RunError | None = None
@@ -78,10 +86,11 @@ class SqliteJournal:
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             self._db.executescript(
-                "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"
-                "CREATE TABLE IF NOT EXISTS events (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, body BLOB NOT NULL);"
+                "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA secure_delete=OFF;"
+                f"PRAGMA journal_size_limit={WAL_BYTES}; {SCHEMA}"
             )
-        except sqlite3.Error as error:
+            self._pruner = Pruner(self._db, limit_bytes)
+        except (sqlite3.Error, RequestError) as error:
             raise RequestError(f"{path}: the journal cannot be opened ({error}); choose another folder") from error
         self._thread = threading.Thread(target=self._write_all, name="journal", daemon=True)
         self._thread.start()
@@ -121,6 +130,7 @@ class SqliteJournal:
                 item.resolve(error)
                 if item.last:
                     return
+            self._prune(batch)
 
     def _commit(self, batch: list[JournalEvent]) -> None:
         if not batch:
@@ -138,23 +148,76 @@ class SqliteJournal:
             # Kept until somebody can hear it: the next flush raises it, and the run stops there.
             self._error = RunError(f"{self._path}: the journal cannot be written ({error}); free the disk and resume")
 
+    def _prune(self, batch: list[JournalEvent]) -> None:
+        try:
+            self._pruner.committed(len(batch), snapshot=any(isinstance(event, Snapshot) for event in batch))
+        except Exception as error:  # noqa: BLE001 - as above
+            self._error = self._error or RunError(
+                f"{self._path}: the journal cannot be pruned ({error}); free the disk, or raise journal_mb, and resume"
+            )
+
 
 def read_journal(path: Path) -> Iterator[JournalEvent]:
-    """The events of a run, in order: from its SQLite journal, or from a trace of JSON lines."""
+    """The events that a journal holds, in order: of SQLite, what is not pruned; of a trace of JSON lines, all."""
     if not path.is_file():
         raise RequestError(f"{path}: there is no journal here; give the folder of a run")
     if path.suffix == ".jsonl":
-        try:
-            with path.open("rb") as lines:
-                yield from (_json_decoder.decode(line) for line in lines)
-        except msgspec.MsgspecError as error:
-            raise RequestError(f"{path} is not a journal, or is damaged ({error}); give a trace of a run") from error
+        yield from _read_trace(path)
         return
-    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+    with _reading(path) as db:
+        yield from _read_after(db, carried_upto(db))
+
+
+def read_since_snapshot(path: Path) -> Iterator[JournalEvent]:
+    """The last snapshot of a run and what came after it: what a resume needs, found without reading the rest."""
+    if not path.is_file():
+        raise RequestError(f"{path}: there is no journal here; give the folder of a run")
+    with _reading(path) as db:
+        yield from _read_after(db, max(last_snapshot(db) - 1, carried_upto(db)))
+
+
+def fold_journal(path: Path) -> tuple[int, Folds]:
+    """The audit and the report of a whole run, the pruned part included; and how many events that part had."""
+    if path.suffix == ".jsonl" or not path.is_file():
+        pruned, folds = Carried(0, Folds())
+        for event in read_journal(path):
+            folds.take(event)
+    else:
+        with _reading(path) as db:
+            pruned, folds = read_carried(db)
+            for event in _read_after(db, pruned):
+                folds.take(event)
+    if not folds.auditor.count:
+        raise RequestError(f"{path} is not a journal: there is no event in it; give the folder or a trace of a run")
+    return pruned, folds
+
+
+def _read_trace(path: Path) -> Iterator[JournalEvent]:
     try:
-        for (body,) in db.execute("SELECT body FROM events ORDER BY seq"):
-            yield _decoder.decode(body)
+        with path.open("rb") as lines:
+            yield from (_json_decoder.decode(line) for line in lines)
+    except msgspec.MsgspecError as error:
+        raise RequestError(f"{path} is not a journal, or is damaged ({error}); give a trace of a run") from error
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """One state of the journal, whatever its writer does meanwhile."""
+    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+    try:
+        db.execute("BEGIN")
+        yield db
     except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
         raise RequestError(f"{path} is not a journal, or is damaged ({error}); give the folder of a run") from error
+    except RequestError as error:
+        raise RequestError(f"{path}: {error}") from error
     finally:
         db.close()
+
+
+def _read_after(db: sqlite3.Connection, last: int) -> Iterator[JournalEvent]:
+    for seq, body in db.execute("SELECT seq, body FROM events WHERE seq > ? ORDER BY seq", (last,)):
+        if seq != last + 1:
+            raise RequestError(f"it is damaged: events {last + 1} to {seq - 1} are missing; restore it from a copy")
+        last = seq
+        yield _decoder.decode(body)

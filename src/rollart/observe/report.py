@@ -2,17 +2,22 @@
 
 Every started trajectory is counted under exactly one outcome and every sampled token under exactly one heading:
 trained, or wasted by a named cause, or spent on evaluation.
+
+The fold streams: a group whose fate is final, because it came to nothing or because a checkpoint holds it, is added to
+the totals and forgotten. What is left is plain data, bounded by what is in flight and what the last two checkpoints
+settled, plus one entry per evaluation: a `ReportFold` can be encoded in the middle of a journal and goes on, decoded.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
 from rollart.types import journal as j
-from rollart.types.ids import GroupId, TrajectoryId
+from rollart.types.ids import ClaimId, GroupId, TrajectoryId
 from rollart.types.messages import Role
-from rollart.types.trajectory import GroupOutcome, Outcome, Purpose
+from rollart.types.trajectory import TRAINABLE, GroupOutcome, Outcome, Purpose
 from rollart.types.versions import Version
 
 
@@ -87,199 +92,353 @@ class Report(msgspec.Struct, kw_only=True):
         return {cause: seconds / count for cause, seconds in sorted(total.items())} if count else {}
 
 
-class _Trajectory(msgspec.Struct):
+LATE = "aborted late"
+"""Waste: tokens of a turn whose end was reported when its trajectory had long been settled."""
+
+Key = TypeVar("Key", str, int)
+
+
+class _Trajectory(msgspec.Struct, array_like=True):
     group: GroupId
     outcome: Outcome | None = None
     sampled: int = 0
     reward: float | None = None
     masked: bool = False
     recomputed: int = 0
+    trained: bool = False
+    """In a step that was not rolled back."""
+
+
+class _Group(msgspec.Struct, array_like=True):
+    task: str
+    purpose: Purpose
+    members: list[TrajectoryId] = []
+    running: int = 0
+    """Members without an outcome."""
+    outcome: GroupOutcome | None = None
+    trained_step: int | None = None
+    void: bool = False
+    """Trained in a step that was rolled back."""
+    final: bool = False
+    """Nothing changes but that the end of an aborted turn may be reported; the next checkpoint settles it."""
+
+
+class _Sum(msgspec.Struct, array_like=True):
+    """Of trajectories, their tokens and rewards."""
+
+    count: int = 0
+    tokens: int = 0
+    reward: float = 0.0
+
+    def add(self, tokens: int, reward: float) -> None:
+        self.count += 1
+        self.tokens += tokens
+        self.reward += reward
+
+    def means(self) -> tuple[float, float]:
+        return (self.tokens / self.count, self.reward / self.count) if self.count else (0.0, 0.0)
 
 
 def make_report(events: Iterable[j.JournalEvent]) -> Report:
     """Fold a journal."""
-    fold = _Fold()
+    fold = ReportFold()
     for event in events:
         fold.take(event)
     return fold.finish()
 
 
-class _Fold:
-    def __init__(self) -> None:
-        self.report = Report()
-        self.groups: dict[GroupId, j.GroupOpened] = {}
-        self.group_ends: dict[GroupId, GroupOutcome] = {}
-        self.trajectories: dict[TrajectoryId, _Trajectory] = {}
-        self.hardware: dict[TrajectoryId, str] = {}
-        self.trained_at: list[float] = []
-        self.started_at = self.rollout_from = self.at = self.offset = 0.0
-        self.masked: set[TrajectoryId] = set()
-        self.void: set[GroupId] = set()
-        """Trained in steps that were rolled back."""
-        self.staleness: Counter[int] = Counter()
-        self.lag: Counter[int] = Counter()
-        self.fallbacks: Counter[str] = Counter()
-        self.pools: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
-        self.turns: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self.engine_names: dict[str, set[str]] = {}
-        self.syncs = 0
-        self.claimed: dict[int, tuple[TrajectoryId, ...]] = {}
-        self.trained: list[TrajectoryId] = []
+class ReportFold(msgspec.Struct, kw_only=True):
+    """Takes a journal event by event; a KeyError says that an event is about something that was never started.
+
+    Everything it knows is a field, and is carried when a journal is pruned.
+    """
+
+    totals: Report = msgspec.field(default_factory=Report)
+    """Of what is settled; means are sums, and dictionaries in no order, until `finish`."""
+    groups: dict[GroupId, _Group] = {}
+    trajectories: dict[TrajectoryId, _Trajectory] = {}
+    next_trajectory: int = 0
+    hardware: dict[TrajectoryId, str] = {}
+    """Where the turns of a running trajectory go."""
+    claimed: dict[ClaimId, tuple[tuple[GroupId, ...], tuple[TrajectoryId, ...]]] = {}
+    started_at: float = 0.0
+    rollout_from: float = 0.0
+    at: float = 0.0
+    offset: float = 0.0
+    first_trained_at: float = 0.0
+    last_trained_at: float = 0.0
+    steps_trained: int = 0
+    engine_places: dict[str, dict[str, None]] = {}
+    syncs: int = 0
+    trained: _Sum = msgspec.field(default_factory=_Sum)
+    rewards: dict[str, _Sum] = {}
+    """Of trained trajectories with a reward, by task."""
+    kept: _Sum = msgspec.field(default_factory=_Sum)
+    results: _Sum = msgspec.field(default_factory=_Sum)
 
     def take(self, event: j.JournalEvent) -> None:
         if isinstance(event, j.RunResumed):
             # The new controller has a clock of its own; its time follows that of the old one.
             self.offset = self.at - event.at
         self.at = event.at + self.offset
-        report = self.report
-        match event:
-            case j.TurnEnded():
-                trajectory = self.trajectories[event.trajectory]
-                trajectory.recomputed += event.recomputed
-                report.prefilled_tokens += event.prefilled
-                report.recomputed_tokens += event.recomputed
-                self.turns[self.groups[trajectory.group].task][self.hardware[event.trajectory]] += 1
-            case j.Placed():
-                self.hardware[event.trajectory] = event.hardware
-                if event.reason:
-                    self.fallbacks[event.reason] += 1
-            case j.TrajectoryStarted():
-                self.trajectories[event.trajectory] = _Trajectory(event.group)
-            case j.TrajectoryEnded():
-                trajectory = self.trajectories[event.trajectory]
-                trajectory.outcome = event.outcome
-                trajectory.sampled += event.sampled
-                trajectory.reward = event.reward
-                trajectory.masked = event.masked
-            case j.GroupOpened():
-                self.groups[event.group] = event
-            case j.GroupEnded():
-                self.group_ends[event.group] = event.outcome
-            case j.BatchClaimed():
-                self.claimed[event.claim] = event.trajectories
-                self.masked.update(event.masked)
-                self.staleness.update(event.staleness)
-                self.lag.update(event.lag)
-            case j.StepTrained():
-                self.trained_at.append(self.at)
-                self.trained.extend(self.claimed.get(event.claim, ()))
-            case j.RolledBack():
-                self.void.update(event.groups)
-                self.trained = [id for id in self.trained if self.trajectories[id].group not in self.void]
-            case j.TurnAborted():
-                self.trajectories[event.trajectory].sampled += event.sampled
-            case j.WeightsSynced():
-                self.syncs += 1
-                report.suspended_s += event.suspended_s
-                report.exposed_s += event.exposed_s
-            case j.PoolTime():
-                for cause, seconds in event.seconds.items():
-                    self.pools[event.pool][cause] += seconds
-            case _:
-                self.take_rare(event)
-
-    def take_rare(self, event: j.JournalEvent) -> None:
-        report = self.report
-        match event:
-            case j.RunStarted():
-                report.name, report.mode, report.alpha, report.seed = event.name, event.mode, event.alpha, event.seed
-                self.started_at = self.at
-            case j.VersionPublished():
-                if event.version == Version(0, 0):
-                    self.rollout_from = self.at
-            case j.RunEnded():
-                report.steps, report.ended = event.steps, event.reason or "done"
-                report.seconds = self.at - self.started_at
-            case j.EvalEnded():
-                report.evaluations.append(event)
-            case j.WorkerSpawned():
-                if event.role is Role.ENGINE:
-                    self.engine_names.setdefault(event.pool, set()).add(event.worker.rpartition(".")[0])
-            case j.ShareRedistributed():
-                report.redistributed += 1
-            case j.WorkerDied():
-                report.workers_lost += 1
-            case j.StallReported():
-                report.stalls += 1
-            case _:
-                pass
+        handler = _HANDLERS.get(type(event))
+        if handler is not None:
+            handler(self, event)
 
     def finish(self) -> Report:
-        report = self.report
-        report.staleness = dict(sorted(self.staleness.items()))
-        report.lag = dict(sorted(self.lag.items()))
-        report.fallbacks = dict(sorted(self.fallbacks.items()))
-        report.pools = {pool: dict(sorted(causes.items())) for pool, causes in sorted(self.pools.items())}
-        report.placements = {task: dict(sorted(turns.items())) for task, turns in sorted(self.turns.items())}
-        report.group_outcomes = dict(sorted(Counter(end.value for end in self.group_ends.values()).items()))
-        report.engines = {pool: len(names) for pool, names in sorted(self.engine_names.items())}
+        """The figures at the end of the journal. The fold is used up."""
+        for id in list(self.groups):
+            self._settle(id)
+        report = self.totals
+        report.staleness = _sorted(report.staleness)
+        report.lag = _sorted(report.lag)
+        report.fallbacks = _sorted(report.fallbacks)
+        report.pools = {pool: _sorted(causes) for pool, causes in sorted(report.pools.items())}
+        report.placements = {task: _sorted(turns) for task, turns in sorted(report.placements.items())}
+        report.outcomes = _sorted(report.outcomes)
+        report.group_outcomes = _sorted(report.group_outcomes)
+        report.wasted_tokens = {cause: tokens for cause, tokens in _sorted(report.wasted_tokens).items() if tokens}
+        report.engines = {pool: len(places) for pool, places in sorted(self.engine_places.items())}
+        report.reward = {task: total.reward / total.count for task, total in sorted(self.rewards.items())}
         if self.syncs:
             report.suspended_s /= self.syncs
             report.exposed_s /= self.syncs
-        self.count_time()
-        self.count_trajectories()
+        selection = report.selection
+        selection.kept_tokens, selection.kept_reward = self.kept.means()
+        selection.started_tokens, selection.started_reward = self.results.means()
+        self._count_time()
         return report
 
-    def count_time(self) -> None:
-        report, times = self.report, self.trained_at
-        if not times:
+    def _count_time(self) -> None:
+        report, first, last = self.totals, self.first_trained_at, self.last_trained_at
+        if not self.steps_trained:
             return
-        report.first_step_s = times[0] - self.rollout_from
-        report.step_s = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else report.first_step_s
-        span = times[-1] - self.rollout_from
+        report.first_step_s = first - self.rollout_from
+        report.step_s = (last - first) / (self.steps_trained - 1) if self.steps_trained > 1 else report.first_step_s
+        span = last - self.rollout_from
         if span > 0:
-            report.trajectories_per_s = len(self.trained) / span
-            report.tokens_per_s = sum(self.trajectories[id].sampled for id in self.trained) / span
+            report.trajectories_per_s = self.trained.count / span
+            report.tokens_per_s = self.trained.tokens / span
 
-    def count_trajectories(self) -> None:
-        report = self.report
-        trained = set(self.trained)
-        wasted: Counter[str] = Counter()
-        outcomes: Counter[str] = Counter()
-        rewards: defaultdict[str, list[float]] = defaultdict(list)
-        for id, trajectory in self.trajectories.items():
+    # --- the run ----------------------------------------------------------------------------------------------------
+
+    def _run_started(self, event: j.RunStarted) -> None:
+        report = self.totals
+        report.name, report.mode, report.alpha, report.seed = event.name, event.mode, event.alpha, event.seed
+        self.started_at = self.at
+
+    def _run_resumed(self, event: j.RunResumed) -> None:  # noqa: ARG002
+        self.totals.ended = ""
+
+    def _run_ended(self, event: j.RunEnded) -> None:
+        self.totals.steps, self.totals.ended = event.steps, event.reason or "done"
+        self.totals.seconds = self.at - self.started_at
+
+    def _eval_ended(self, event: j.EvalEnded) -> None:
+        self.totals.evaluations.append(event)
+
+    def _share_redistributed(self, event: j.ShareRedistributed) -> None:  # noqa: ARG002
+        self.totals.redistributed += 1
+
+    def _stall_reported(self, event: j.StallReported) -> None:  # noqa: ARG002
+        self.totals.stalls += 1
+
+    def _pool_time(self, event: j.PoolTime) -> None:
+        causes = self.totals.pools.setdefault(event.pool, {})
+        for cause, seconds in event.seconds.items():
+            causes[cause] = causes.get(cause, 0.0) + seconds
+
+    # --- workers and versions ---------------------------------------------------------------------------------------
+
+    def _worker_spawned(self, event: j.WorkerSpawned) -> None:
+        if event.role is Role.ENGINE:
+            self.engine_places.setdefault(event.pool, {})[event.worker.rpartition(".")[0]] = None
+
+    def _worker_died(self, event: j.WorkerDied) -> None:  # noqa: ARG002
+        self.totals.workers_lost += 1
+
+    def _version_published(self, event: j.VersionPublished) -> None:
+        if event.version == Version(0, 0):
+            self.rollout_from = self.at
+
+    def _weights_synced(self, event: j.WeightsSynced) -> None:
+        self.syncs += 1
+        self.totals.suspended_s += event.suspended_s
+        self.totals.exposed_s += event.exposed_s
+
+    # --- groups and trajectories ------------------------------------------------------------------------------------
+
+    def _group_opened(self, event: j.GroupOpened) -> None:
+        self.groups[event.group] = _Group(event.task, event.purpose)
+
+    def _group_ended(self, event: j.GroupEnded) -> None:
+        self.groups[event.group].outcome = event.outcome
+
+    def _trajectory_started(self, event: j.TrajectoryStarted) -> None:
+        group = self.groups[event.group]
+        group.members.append(event.trajectory)
+        group.running += 1
+        self.trajectories[event.trajectory] = _Trajectory(event.group)
+        self.next_trajectory = max(self.next_trajectory, event.trajectory + 1)
+
+    def _placed(self, event: j.Placed) -> None:
+        self.hardware[event.trajectory] = event.hardware
+        if event.reason:
+            _count(self.totals.fallbacks, event.reason)
+
+    def _turn_ended(self, event: j.TurnEnded) -> None:
+        trajectory, report = self.trajectories[event.trajectory], self.totals
+        trajectory.recomputed += event.recomputed
+        report.prefilled_tokens += event.prefilled
+        report.recomputed_tokens += event.recomputed
+        task = self.groups[trajectory.group].task
+        _count(report.placements.setdefault(task, {}), self.hardware[event.trajectory])
+
+    def _turn_aborted(self, event: j.TurnAborted) -> None:
+        trajectory = self.trajectories.get(event.trajectory)
+        if trajectory is not None:
+            trajectory.sampled += event.sampled
+        elif event.trajectory < self.next_trajectory:
+            self.totals.sampled_tokens += event.sampled
+            _count(self.totals.wasted_tokens, LATE, event.sampled)
+        else:
+            raise KeyError(event.trajectory)
+
+    def _trajectory_ended(self, event: j.TrajectoryEnded) -> None:
+        trajectory = self.trajectories[event.trajectory]
+        if trajectory.outcome is None:
+            self.groups[trajectory.group].running -= 1
+        trajectory.outcome = event.outcome
+        trajectory.sampled += event.sampled
+        trajectory.reward = event.reward
+        trajectory.masked = trajectory.masked or event.masked
+        self.hardware.pop(event.trajectory, None)
+
+    # --- batches and lineage ----------------------------------------------------------------------------------------
+
+    def _batch_claimed(self, event: j.BatchClaimed) -> None:
+        self.claimed[event.claim] = (event.groups, event.trajectories)
+        for id in event.masked:
+            self.trajectories[id].masked = True
+        for counts, values in ((self.totals.staleness, event.staleness), (self.totals.lag, event.lag)):
+            for value in values:
+                _count(counts, value)
+
+    def _claim_returned(self, event: j.ClaimReturned) -> None:
+        self.claimed.pop(event.claim, None)
+
+    def _step_trained(self, event: j.StepTrained) -> None:
+        if not self.steps_trained:
+            self.first_trained_at = self.at
+        self.last_trained_at = self.at
+        self.steps_trained += 1
+        groups, trajectories = self.claimed.pop(event.claim, ((), ()))
+        for group in groups:
+            if group in self.groups:
+                self.groups[group].trained_step = event.version.step
+        for id in trajectories:
+            self.trajectories[id].trained = True
+
+    def _rolled_back(self, event: j.RolledBack) -> None:
+        for id in event.groups:
+            group = self.groups[id]
+            group.void = True
+            for member in group.members:
+                self.trajectories[member].trained = False
+
+    def _checkpoint_saved(self, event: j.CheckpointSaved) -> None:
+        """What was final at the checkpoint before is settled: whatever it waited for has been reported since."""
+        for id, group in list(self.groups.items()):
+            if group.final:
+                self._settle(id)
+            elif group.outcome is not None and not group.running:
+                waits = group.outcome is GroupOutcome.TRAINED and not group.void
+                group.final = not waits or (group.trained_step is not None and group.trained_step <= event.version.step)
+
+    # --- totals -----------------------------------------------------------------------------------------------------
+
+    def _settle(self, id: GroupId) -> None:
+        """Add a group and its members to the totals, and forget them."""
+        group = self.groups.pop(id)
+        if group.outcome is not None:
+            _count(self.totals.group_outcomes, group.outcome.value)
+        for member in group.members:
+            trajectory = self.trajectories.pop(member, None)
+            if trajectory is None:
+                continue  # started twice, which the audit says
             if trajectory.outcome is None:
-                report.open_trajectories += 1
-                continue
-            outcomes[trajectory.outcome.value] += 1
-            report.sampled_tokens += trajectory.sampled
-            report.recomputed_trajectories += trajectory.recomputed > 0
-            group = self.groups[trajectory.group]
-            if group.purpose is Purpose.EVAL:
-                report.evaluation_tokens += trajectory.sampled
-            elif id not in trained:
-                wasted[self.cause_of_waste(trajectory)] += trajectory.sampled
-            elif trajectory.masked or id in self.masked:
-                wasted["masked"] += trajectory.sampled
+                self.totals.open_trajectories += 1
             else:
-                report.trained_tokens += trajectory.sampled
-            if id in trained and trajectory.reward is not None:
-                rewards[group.task].append(trajectory.reward)
-        report.outcomes = dict(sorted(outcomes.items()))
-        report.wasted_tokens = {cause: tokens for cause, tokens in sorted(wasted.items()) if tokens}
-        report.reward = {task: sum(values) / len(values) for task, values in sorted(rewards.items())}
-        self.compare_kept(trained)
+                self._settle_trajectory(group, trajectory, trajectory.outcome)
 
-    def cause_of_waste(self, trajectory: _Trajectory) -> str:
-        """A trajectory with a result is wasted by what became of its group."""
-        if trajectory.outcome in (Outcome.COMPLETED, Outcome.TRUNCATED):
-            end = self.group_ends.get(trajectory.group)
-            if end is GroupOutcome.TRAINED:
-                # Trained and rolled back, or it finished when its group was complete without it.
-                return "rollback" if trajectory.group in self.void else Outcome.REDUNDANT.value
-            return "open" if end is None else end.value
-        return "open" if trajectory.outcome is None else trajectory.outcome.value
+    def _settle_trajectory(self, group: _Group, trajectory: _Trajectory, outcome: Outcome) -> None:
+        report, tokens, reward = self.totals, trajectory.sampled, trajectory.reward
+        _count(report.outcomes, outcome.value)
+        report.sampled_tokens += tokens
+        report.recomputed_trajectories += trajectory.recomputed > 0
+        if group.purpose is Purpose.EVAL:
+            report.evaluation_tokens += tokens
+        elif not trajectory.trained:
+            _count(report.wasted_tokens, _cause_of_waste(group, outcome), tokens)
+        elif trajectory.masked:
+            _count(report.wasted_tokens, "masked", tokens)
+        else:
+            report.trained_tokens += tokens
+        if trajectory.trained:
+            self.trained.add(tokens, 0.0)
+        if reward is None:
+            return
+        if trajectory.trained:
+            self.rewards.setdefault(group.task, _Sum()).add(tokens, reward)
+        if group.purpose is Purpose.TRAIN:
+            self.results.add(tokens, reward)
+            if trajectory.trained:
+                self.kept.add(tokens, reward)
 
-    def compare_kept(self, trained: set[TrajectoryId]) -> None:
-        selection = self.report.selection
-        results = {id: t for id, t in self.trajectories.items() if t.reward is not None and self.is_training(t)}
-        kept = [t for id, t in results.items() if id in trained]
-        if kept:
-            selection.kept_tokens = sum(t.sampled for t in kept) / len(kept)
-            selection.kept_reward = sum(t.reward or 0.0 for t in kept) / len(kept)
-        if results:
-            selection.started_tokens = sum(t.sampled for t in results.values()) / len(results)
-            selection.started_reward = sum(t.reward or 0.0 for t in results.values()) / len(results)
 
-    def is_training(self, trajectory: _Trajectory) -> bool:
-        return self.groups[trajectory.group].purpose is Purpose.TRAIN
+def _cause_of_waste(group: _Group, outcome: Outcome) -> str:
+    """A trajectory with a result is wasted by what became of its group."""
+    if outcome not in TRAINABLE:
+        return outcome.value
+    if group.outcome is GroupOutcome.TRAINED:
+        # Trained and rolled back, or it finished when its group was complete without it.
+        return "rollback" if group.void else Outcome.REDUNDANT.value
+    return "open" if group.outcome is None else group.outcome.value
+
+
+def _count(counts: dict[Key, int], key: Key, number: int = 1) -> None:
+    counts[key] = counts.get(key, 0) + number
+
+
+Value = TypeVar("Value")
+
+
+def _sorted(counts: Mapping[Key, Value]) -> dict[Key, Value]:
+    return dict(sorted(counts.items()))
+
+
+_HANDLERS: dict[type, Callable[[ReportFold, Any], None]] = {
+    j.RunStarted: ReportFold._run_started,
+    j.RunResumed: ReportFold._run_resumed,
+    j.RunEnded: ReportFold._run_ended,
+    j.EvalEnded: ReportFold._eval_ended,
+    j.ShareRedistributed: ReportFold._share_redistributed,
+    j.StallReported: ReportFold._stall_reported,
+    j.PoolTime: ReportFold._pool_time,
+    j.WorkerSpawned: ReportFold._worker_spawned,
+    j.WorkerDied: ReportFold._worker_died,
+    j.VersionPublished: ReportFold._version_published,
+    j.WeightsSynced: ReportFold._weights_synced,
+    j.GroupOpened: ReportFold._group_opened,
+    j.GroupEnded: ReportFold._group_ended,
+    j.TrajectoryStarted: ReportFold._trajectory_started,
+    j.Placed: ReportFold._placed,
+    j.TurnEnded: ReportFold._turn_ended,
+    j.TurnAborted: ReportFold._turn_aborted,
+    j.TrajectoryEnded: ReportFold._trajectory_ended,
+    j.BatchClaimed: ReportFold._batch_claimed,
+    j.ClaimReturned: ReportFold._claim_returned,
+    j.StepTrained: ReportFold._step_trained,
+    j.RolledBack: ReportFold._rolled_back,
+    j.CheckpointSaved: ReportFold._checkpoint_saved,
+}
