@@ -3,9 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollart.policy.seeds import sampling_seed
+from rollart.policy.seeds import member_key, turn_seed
 
 number = st.integers(0, 2**63 - 1)
+
+
+def sampling_seed(run: int, prompt: int, member: int, turn: int) -> int:
+    return turn_seed(member_key(run, prompt, member), turn)
 
 
 def test_the_seeds_are_pinned() -> None:

@@ -18,7 +18,7 @@ from rollart.control.gates import BarrierGate, RewardGate
 from rollart.control.proxy import LLMProxy, TurnResult
 from rollart.control.rewards import RewardDispatch
 from rollart.control.waits import fail
-from rollart.policy.seeds import sampling_seed
+from rollart.policy.seeds import member_key, turn_seed
 from rollart.policy.watch import Wait
 from rollart.types.errors import EngineFault, EnvironmentFault, RewardFault, RollartError
 from rollart.types.journal import TurnEnded
@@ -74,6 +74,7 @@ class EnvManager:
         "_pending",
         "_reward_gate",
         "_seat",
+        "_seed_key",
         "_settings",
         "_stage",
         "_stop",
@@ -95,6 +96,7 @@ class EnvManager:
         self._in_step = False
         self._name = f"trajectory {trajectory.id}"
         self._seat = f"{slot.name} for {self._name}"
+        self._seed_key = member_key(stage.context.config.seed, trajectory.prompt.seed, trajectory.member)
         # Evaluation takes no part in what a mode does to a training batch.
         training = trajectory.purpose is Purpose.TRAIN
         self._barrier = stage.barrier if training else None
@@ -190,7 +192,7 @@ class EnvManager:
             max_tokens=min(settings.max_turn_tokens, room),
             temperature=settings.temperature,
             stop_tokens=stage.stop_tokens,
-            seed=sampling_seed(context.config.seed, trajectory.prompt.seed, trajectory.member, trajectory.turns),
+            seed=turn_seed(self._seed_key, trajectory.turns),
         )
         deadline_s = context.config.deadlines.turn_s
         context.waits.open(self._wait, self._name, "a turn by an engine", deadline_s, "it ends as engine_failed")
@@ -216,7 +218,7 @@ class EnvManager:
                 result.prefilled,
                 result.cached,
                 result.recomputed,
-                tuple((run.version, run.length) for run in generated.runs),
+                tuple([(run.version, run.length) for run in generated.runs]),
             )
         )
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 from rollart.sim.hardware import Roofline
 from rollart.sim.kvcache import Session
-from rollart.types.ids import RequestId
+from rollart.types.ids import RequestId, TrajectoryId
 from rollart.types.messages import Add, FinishReason
 from rollart.types.tokens import Generated, Segment, VersionRun
 from rollart.types.versions import Version
@@ -34,7 +34,6 @@ class Request:
     """
 
     __slots__ = (
-        "add",
         "cached",
         "context",
         "end",
@@ -43,19 +42,23 @@ class Request:
         "held",
         "id",
         "length",
+        "prefix",
         "recomputed",
         "reported",
         "run_from",
         "runs",
         "session",
+        "session_id",
         "work_left_s",
         "work_s",
         "work_tokens",
     )
 
     def __init__(self, add: Add, context: int, length: int, finish: FinishReason) -> None:
-        self.add = add
+        # Not the message itself: what is in flight is most of what a large simulation has in memory.
         self.id: RequestId = add.request
+        self.session_id: TrajectoryId = add.session
+        self.prefix = add.prefix_length
         self.context = context
         self.length = length
         self.finish = finish

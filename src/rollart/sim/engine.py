@@ -278,9 +278,8 @@ class SimEngine:
             if request.ended:
                 queue.popleft()
                 continue
-            add = request.add
-            prefix = add.prefix_length
-            session = cache.find(add.session, prefix) if prefix else None
+            prefix = request.prefix
+            session = cache.find(request.session_id, prefix) if prefix else None
             if prefix and session is None:
                 # Evicted, ended or replaced while it waited.
                 queue.popleft()
@@ -295,7 +294,7 @@ class SimEngine:
             self._running[request.id] = request
             held = prefix
             if session is None:
-                session = cache.open(add.session)
+                session = cache.open(request.session_id)
             else:
                 if cache.is_void(session):
                     request.recomputed = prefix
@@ -319,7 +318,7 @@ class SimEngine:
         self._arm_progress(now)
 
     def _done(self, request: Request, sampled: int, finish: FinishReason, events: list[WorkerEvent]) -> None:
-        usage = TurnUsage(request.context - request.add.prefix_length, request.cached, request.recomputed)
+        usage = TurnUsage(request.context - request.prefix, request.cached, request.recomputed)
         events.append(TurnDone(request.id, request.take(sampled, self._serving()), finish, usage))
         self._remember(request.id)
 

@@ -65,7 +65,7 @@ class SimEnvironments:
         self._workload = Workload(self._task, settings["profile"], settings["seed"])
         self._episodes: dict[TrajectoryId, _Open] = {}
         self._in_slot: dict[int, _Open] = {}
-        self._due: list[tuple[float, int, _Open, EnvironmentEvent]] = []
+        self._due: list[tuple[float, int, _Open]] = []
         self._asked = 0
         self._commands: list[WorkerCommand] = []
 
@@ -112,12 +112,7 @@ class SimEnvironments:
         script = self._workload.episode(reset.prompt.seed, reset.member)
         episode = _Open(reset.episode, reset.slot, script)
         self._episodes[reset.episode] = self._in_slot[reset.slot] = episode
-        answer: EnvironmentEvent
-        if script.reset_fails():
-            answer = EnvironmentFailed(reset.episode, 0, "the simulated environment could not be reset")
-        else:
-            answer = Observed(reset.episode, 0, Segment(script.prompt_tokens(), None))
-        self._answer_at(now + script.reset_s(), episode, answer)
+        self._answer_at(now + script.reset_s(), episode)
 
     def _step(self, step: Step, now: float, events: list[WorkerEvent]) -> None:
         id, turn = step.episode, step.turn
@@ -132,17 +127,9 @@ class SimEnvironments:
         if turn != episode.turn + 1 or not isinstance(last, Observed) or last.done:
             events.append(EnvironmentFailed(id, turn, f"turn {turn} does not follow turn {episode.turn} as it went"))
             return
-        script = episode.script
-        answer: EnvironmentEvent
-        if script.step_fails(turn):
-            answer = EnvironmentFailed(id, turn, "the simulated environment failed in a step")
-        elif turn >= script.turns:
-            answer = Observed(id, turn, _NO_TOKENS, reward=script.reward(), done=True)
-        else:
-            answer = Observed(id, turn, Segment(script.observation_tokens(turn), None))
         episode.turn = turn
         episode.answer = None
-        self._answer_at(now + script.step_s(turn), episode, answer)
+        self._answer_at(now + episode.script.step_s(turn), episode)
 
     def _again(self, episode: _Open, turn: int, events: list[WorkerEvent]) -> None:
         """A repeated question: the last answer is given again; one on its way, and older turns, need none."""
@@ -155,15 +142,29 @@ class SimEnvironments:
             episode.closed = True
             del self._in_slot[episode.slot]
 
-    def _answer_at(self, at: float, episode: _Open, answer: EnvironmentEvent) -> None:
+    def _answer_at(self, at: float, episode: _Open) -> None:
         self._asked += 1
-        heapq.heappush(self._due, (at, self._asked, episode, answer))
+        heapq.heappush(self._due, (at, self._asked, episode))
 
     def _give(self, now: float, events: list[WorkerEvent]) -> None:
         due = self._due
         # Closed episodes are dropped at the top, whatever their time, so that nobody is woken for them.
         while due and (due[0][0] <= now or due[0][2].closed):
-            _, _, episode, answer = heapq.heappop(due)
+            episode = heapq.heappop(due)[2]
             if not episode.closed:
-                episode.answer = answer
+                episode.answer = answer = _answer(episode)
                 events.append(answer)
+
+
+def _answer(episode: _Open) -> EnvironmentEvent:
+    """To what the episode was asked last; made when it is due, because so many are on their way at once."""
+    script, id, turn = episode.script, episode.id, episode.turn
+    if not turn:
+        if script.reset_fails():
+            return EnvironmentFailed(id, 0, "the simulated environment could not be reset")
+        return Observed(id, 0, Segment(script.prompt_tokens(), None))
+    if script.step_fails(turn):
+        return EnvironmentFailed(id, turn, "the simulated environment failed in a step")
+    if turn >= script.turns:
+        return Observed(id, turn, _NO_TOKENS, reward=script.reward(), done=True)
+    return Observed(id, turn, Segment(script.observation_tokens(turn), None))

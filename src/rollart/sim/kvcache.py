@@ -8,8 +8,6 @@ prefixes give way, the least recently used first, and their sessions are then un
 place: such a session stays known, takes no room, and is computed again when it goes on.
 """
 
-from collections import OrderedDict
-
 from rollart.types.ids import TrajectoryId
 
 
@@ -41,7 +39,8 @@ class KvCache:
         self.idle_tokens = 0
         self._epoch = 0
         self._sessions: dict[TrajectoryId, Session] = {}
-        self._idle: OrderedDict[TrajectoryId, Session] = OrderedDict()
+        self._idle: dict[TrajectoryId, Session] = {}
+        """The least recently used first."""
 
     def find(self, id: TrajectoryId, prefix_tokens: int) -> Session | None:
         """The session, if exactly this prefix of it is known here, void or not."""
@@ -62,8 +61,8 @@ class KvCache:
             session.busy = True
         self.reserved_tokens += need_tokens
         while self.reserved_tokens + self.idle_tokens > self.capacity_tokens:
-            id, evicted = self._idle.popitem(last=False)
-            self.idle_tokens -= evicted.tokens
+            id = next(iter(self._idle))
+            self.idle_tokens -= self._idle.pop(id).tokens
             del self._sessions[id]
         return True
 
