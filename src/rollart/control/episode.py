@@ -23,7 +23,6 @@ from rollart.policy.watch import Wait
 from rollart.types.errors import EngineFault, EnvironmentFault, RewardFault, RollartError
 from rollart.types.journal import TurnEnded
 from rollart.types.messages import Observed, Sampling
-from rollart.types.tokens import TokenSequence
 from rollart.types.trajectory import Outcome, Purpose, Trajectory
 from rollart.types.versions import Version
 
@@ -177,7 +176,7 @@ class EnvManager:
     def _take(self, observed: Observed) -> None:
         trajectory = self.trajectory
         if observed.new_sequence:
-            trajectory.sequences.append(TokenSequence())
+            trajectory.open_sequence()
         trajectory.sequence.append_context(observed.observation)
         if observed.turn:
             trajectory.turn_rewards.append(observed.reward)

@@ -114,6 +114,7 @@ class Trajectory:
         "prompt",
         "purpose",
         "reward",
+        "sequence",
         "sequences",
         "task",
         "truncated",
@@ -139,7 +140,9 @@ class Trajectory:
         self.task = task
         self.purpose = purpose
         self.prompt = prompt
-        self.sequences: list[TokenSequence] = [TokenSequence()]
+        self.sequence = TokenSequence()
+        """The sequence that grows."""
+        self.sequences = [self.sequence]
         self.turns = 0
         self.turn_rewards: list[float] = []
         self.reward: float | None = None
@@ -150,10 +153,10 @@ class Trajectory:
         self.masked = False
         self.outcome: Outcome | None = None
 
-    @property
-    def sequence(self) -> TokenSequence:
-        """The sequence that grows."""
-        return self.sequences[-1]
+    def open_sequence(self) -> None:
+        """What comes is a new context."""
+        self.sequence = TokenSequence()
+        self.sequences.append(self.sequence)
 
     @property
     def sampled_tokens(self) -> int:
