@@ -17,11 +17,14 @@ from typing import Any, NamedTuple
 import torch
 from pydantic import ConfigDict, Field
 
-from rollart.algo.loss import grpo_terms
+from rollart.algo.loss import policy_loss
+from rollart.algo.metrics import Metrics
+from rollart.algo.packed import PackedBatch
 from rollart.backends.models import build_model, token_logprobs
 from rollart.backends.stores.tensors import pack
 from rollart.backends.trainers import training_state
 from rollart.backends.trainers.checkpoint import Checkpoints, NotSaved
+from rollart.config.algorithm import LossSettings
 from rollart.config.base import Strict
 from rollart.ports.weights import WeightStore
 from rollart.ports.worker import Advance
@@ -59,7 +62,7 @@ class ReferenceTrainerSettings(Strict):
     """Of the random weights of a model given by its config."""
     learning_rate: float = Field(default=1e-6, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
-    clip: float = Field(default=0.2, gt=0)
+    clip: float = Field(default=0.2, gt=0, le=1)
     max_grad_norm: float = Field(default=1.0, gt=0)
     temperature: float = Field(default=1.0, gt=0)
     """The one that the engines sample with."""
@@ -194,22 +197,29 @@ class ReferenceTrainer:
     def _optimise(self, sequences: list[_Sequence]) -> dict[str, float]:
         """One step. The gradient is that of the mean over all action tokens, added up sequence by sequence."""
         tokens = sum(int(sequence.mask.sum()) for sequence in sequences)
-        loss = ratio = mismatch = 0.0
+        settings = LossSettings(clip_low=self._settings.clip, clip_high=self._settings.clip)
+        metrics = Metrics()
         self._optimizer.zero_grad(set_to_none=True)
         for sequence in sequences:
             logits = self._model(sequence.inputs.unsqueeze(0), use_cache=False).logits[0]
-            terms = grpo_terms(
-                token_logprobs(logits, sequence.targets, self._settings.temperature),
-                sequence.behaviour,
-                sequence.mask,
-                advantage=sequence.advantage,
-                clip=self._settings.clip,
+            logprobs = token_logprobs(logits, sequence.targets, self._settings.temperature)[sequence.mask]
+            part, measured = policy_loss(
+                settings,
+                PackedBatch(
+                    logprobs=logprobs,
+                    behaviour=sequence.behaviour[sequence.mask],
+                    advantages=torch.full_like(logprobs, sequence.advantage, requires_grad=False),
+                    sequence=torch.zeros_like(logprobs, dtype=torch.int64),
+                    sequences=1,
+                    total_tokens=tokens,
+                    total_sequences=len(sequences),
+                ),
             )
-            part = terms.loss / tokens
             part.backward()  # type: ignore[no-untyped-call]
-            loss += part.item()
-            ratio += terms.ratio.item() / tokens
-            mismatch += terms.mismatch.item() / tokens
+            metrics = metrics + measured
+        # A batch in which nothing is trained has no metrics, and is reported like one that changes nothing.
+        summary = {"loss": 0.0, "ratio_mean": 0.0, "mismatch": 0.0} | metrics.summary()
+        loss = summary["loss"]
         norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._settings.max_grad_norm))
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self._skipped += 1
@@ -220,14 +230,7 @@ class ReferenceTrainer:
         # In a batch without action tokens no parameter has a gradient, and AdamW leaves those as they are.
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return {
-            "loss": loss,
-            "grad_norm": norm,
-            "ratio_mean": ratio,
-            "mismatch": mismatch,
-            "tokens": float(tokens),
-            "skipped": float(self._skipped),
-        }
+        return summary | {"grad_norm": norm, "skipped": float(self._skipped)}
 
     # --- publication
 
