@@ -31,6 +31,7 @@ A worked example: FrozenLake prefers H800 (one engine of 8 slots) and may fall b
     ('h20', 'H800 missing')
 """
 
+import heapq
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -72,7 +73,7 @@ NO_AFFINITY = TaskAffinity()
 class _Engine:
     """What the router knows of one engine. `version` is None while it is not in service."""
 
-    __slots__ = ("in_flight", "load", "order", "pool", "slots", "version", "worker")
+    __slots__ = ("in_flight", "load", "order", "pool", "queued", "slots", "version", "worker")
 
     def __init__(self, worker: WorkerId, pool: "_Pool", slots: int) -> None:
         self.worker = worker
@@ -82,6 +83,8 @@ class _Engine:
         self.version: Version | None = None
         self.in_flight = 0
         self.load = 0.0
+        self.queued: float | None = None
+        """Its place in the pool's queue: its load or less; None while it is not in service."""
 
     def takes(self, at_least: Version | None) -> bool:
         return self.version is not None and (at_least is None or self.version >= at_least)
@@ -91,17 +94,43 @@ class _Pool:
     """The engines of one hardware class, in the order in which they joined.
 
     `spare` counts those in service and below the low watermark, so that a trajectory in a fallback class learns in one
-    look, at every turn, that there is no way back yet.
+    look, at every turn, that there is no way back yet. `_queue` is a heap of those in service by load, then by order:
+    an engine whose load has grown since is put where it belongs when it comes up. So whoever is placed looks at a few
+    engines and not at a thousand.
     """
 
-    __slots__ = ("engines", "name", "spare")
+    __slots__ = ("_queue", "engines", "name", "spare")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.engines: dict[WorkerId, _Engine] = {}
         self.spare = 0
+        self._queue: list[tuple[float, int, _Engine]] = []
+
+    def offer(self, engine: _Engine) -> None:
+        """The engine, which is in service, has less to do than before, or is new here."""
+        if engine.queued is None or engine.load < engine.queued:
+            engine.queued = engine.load
+            heapq.heappush(self._queue, (engine.load, engine.order, engine))
 
     def least_loaded(self, at_least: Version | None) -> _Engine | None:
+        """The engine with the least load that can take a turn after `at_least`; of equals the one that joined first."""
+        queue = self._queue
+        while queue:
+            load, order, engine = queue[0]
+            if load != engine.queued or order != engine.order:
+                heapq.heappop(queue)  # it left, or was offered again with less
+            elif load != engine.load:
+                engine.queued = engine.load
+                heapq.heapreplace(queue, (engine.load, order, engine))
+            elif engine.takes(at_least):
+                return engine
+            else:
+                return self._look_through(at_least)
+        return None
+
+    def _look_through(self, at_least: Version | None) -> _Engine | None:
+        """While engines of several versions serve, the least loaded one may be too old."""
         best: _Engine | None = None
         for engine in self.engines.values():
             if (best is None or engine.load < best.load) and engine.takes(at_least):
@@ -168,6 +197,7 @@ class Router:
         if engine.version is None:
             engine.version = version
             engine.pool.spare += engine.load < self._low
+            engine.pool.offer(engine)
         elif version > engine.version:
             engine.version = version
 
@@ -177,7 +207,7 @@ class Router:
         if engine is None or engine.pool.engines.pop(worker, None) is None:
             return
         if engine.version is not None:
-            engine.version = None
+            engine.version = engine.queued = None
             engine.pool.spare -= engine.load < self._low
         self._forget_if_over(engine)
 
@@ -218,6 +248,8 @@ class Router:
         after = engine.load = engine.in_flight / engine.slots
         if engine.version is not None:
             engine.pool.spare += (after < self._low) - (before < self._low)
+            if change < 0:
+                engine.pool.offer(engine)
 
     def _forget_if_over(self, engine: _Engine) -> None:
         """A worker id is one incarnation: once it left and its last request ended, nothing will name it again."""

@@ -20,6 +20,8 @@ Ts = TypeVarTuple("Ts")
 
 _MANY = 100
 """Cancelled timers that are not worth a clean-up."""
+_PER_SECOND = 16
+"""Timers of the same sixteenth of a second are sorted together, when their time has come."""
 
 
 class VirtualDeadlock(StalledRun):
@@ -47,6 +49,10 @@ class Alarm:
 
     def _run(self) -> None:
         raise NotImplementedError
+
+
+_Entry = tuple[float, int, "asyncio.TimerHandle | Alarm"]
+"""When, the how manieth that was set, and what."""
 
 
 class _Soon(asyncio.Handle):
@@ -85,7 +91,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     A run in virtual time does little else than set timers and run callbacks, so both are done here and not in the base
     class: its timers are compared in Python, and in no defined order where they are equal. Here they are tuples, and
-    those of the same moment run in the order in which they were set.
+    those of the same moment run in the order in which they were set. One heap of them all would be the largest cost of
+    a large run, for it is spread over all memory: there is one of those that come next, and the rest wait unsorted.
     """
 
     _ready: "deque[asyncio.Handle | Alarm]"
@@ -95,7 +102,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._now = 0.0
-        self._timers: list[tuple[float, int, asyncio.TimerHandle | Alarm]] = []
+        self._timers: list[_Entry] = []
+        """A heap: all timers up to the end of slice `_slice`; not empty while there is any."""
+        self._slice = -1
+        self._later: dict[int, list[_Entry]] = {}
+        """The others, by slice."""
+        self._slices: list[int] = []
+        """A heap of the keys of `_later`."""
         self._set = 0
         self._cancelled = 0
         self._selector = _NoSelector()
@@ -109,8 +122,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._check_open()
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         timer._scheduled = True  # type: ignore[attr-defined]
-        self._set += 1
-        heapq.heappush(self._timers, (when, self._set, timer))
+        self._queue(when, timer)
         return timer
 
     def call_soon(
@@ -123,8 +135,34 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def alarm_at(self, when: float, alarm: Alarm) -> None:
         """Run `alarm` at `when`, unless it is cancelled."""
+        self._queue(when, alarm)
+
+    def _queue(self, when: float, timer: "asyncio.TimerHandle | Alarm") -> None:
         self._set += 1
-        heapq.heappush(self._timers, (when, self._set, alarm))
+        entry = (when, self._set, timer)
+        number = int(when * _PER_SECOND)
+        if number <= self._slice:
+            heapq.heappush(self._timers, entry)
+            return
+        waiting = self._later.get(number)
+        if waiting is None:
+            self._later[number] = [entry]
+            heapq.heappush(self._slices, number)
+        else:
+            waiting.append(entry)
+
+    def _next_timers(self) -> "list[_Entry]":
+        """The heap with the timer that comes next, cancelled ones left out; empty if there is none."""
+        timers = self._timers
+        while True:
+            while timers and timers[0][2]._cancelled:
+                heapq.heappop(timers)
+                self._cancelled -= 1
+            if timers or not self._slices:
+                return timers
+            self._slice = heapq.heappop(self._slices)
+            self._timers = timers = self._later.pop(self._slice)
+            heapq.heapify(timers)
 
     def alarm_soon(self, alarm: Alarm) -> None:
         """Run `alarm` in the next pass of the loop, in turn with what `call_soon` was given."""
@@ -140,12 +178,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         What a pass adds runs in the next one, after the timers that are due by then. The base class would do one pass
         per call; a turn of an agent takes six.
         """
-        pop, ready = heapq.heappop, self._ready
+        ready = self._ready
         while True:
             timers = self._timers
-            while timers and timers[0][2]._cancelled:
-                pop(timers)
-                self._cancelled -= 1
+            if not timers or timers[0][2]._cancelled:
+                timers = self._next_timers()
             if timers:
                 now = self._now
                 when = timers[0][0]
@@ -173,10 +210,20 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 if isinstance(handle, asyncio.TimerHandle):
                     handle._scheduled = False  # type: ignore[attr-defined]
                 self._ready.append(handle)
-        if self._cancelled > _MANY and 2 * self._cancelled > len(timers):
-            self._timers = [timer for timer in timers if not timer[2]._cancelled]
-            heapq.heapify(self._timers)
-            self._cancelled = 0
+            if not timers:
+                timers = self._next_timers()
+        if self._cancelled > _MANY and 2 * self._cancelled > len(timers) + sum(map(len, self._later.values())):
+            self._drop_cancelled()
+
+    def _drop_cancelled(self) -> None:
+        self._timers = [entry for entry in self._timers if not entry[2]._cancelled]
+        heapq.heapify(self._timers)
+        kept = {
+            number: [entry for entry in entries if not entry[2]._cancelled] for number, entries in self._later.items()
+        }
+        self._later = {number: entries for number, entries in kept.items() if entries}
+        self._slices = sorted(self._later)
+        self._cancelled = 0
 
     def _check_open(self) -> None:
         if self._closed:
@@ -185,6 +232,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def close(self) -> None:
         super().close()
         self._timers.clear()
+        self._later.clear()
+        self._slices.clear()
 
     def raise_deadlock(self) -> None:
         tasks = sorted(task.get_name() for task in asyncio.all_tasks(self))
