@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: help venv test train sim clean
+.PHONY: help venv test mutate train sim clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,8 +25,12 @@ test: $(INSTALLED) ## lint, types, import contracts, tests: all that has to hold
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy tools
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/pytest tests src
+
+mutate: $(INSTALLED) ## whether the tests notice when a decision of policy is changed; modules and options in ARGS
+	$(BIN)/python tools/mutate.py $(ARGS)
 
 train: $(INSTALLED) ## train for real on this machine; options in ARGS
 	$(BIN)/rollart train $(ARGS)
@@ -36,4 +40,4 @@ sim: $(INSTALLED) ## run in virtual time over modelled hardware; options in ARGS
 
 clean: ## remove caches and builds; .venv and runs stay
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -10,6 +10,7 @@ from rollart.policy.health import (
     ENGINE,
     ENVIRONMENT,
     REWARD,
+    WORKER,
     Backoff,
     GiveUp,
     HealthBook,
@@ -305,6 +306,23 @@ def test_the_window_counts_from_the_last_failure() -> None:
     assert isinstance(book.failed(SLOT, 189.5, ""), Quarantine), "with that of 90.0 it is the third"
 
 
+def test_so_many_failures_in_a_row_are_enough_however_long_they_take() -> None:
+    limits = Limits(backoff=Backoff(base_s=1.0, max_s=1.0), failures=3, window_s=10.0, in_a_row=3)
+    book = HealthBook(limits)
+    assert book.failed(SLOT, 0.0, "x") == Retry(1.0, 1)
+    assert book.failed(SLOT, 1000.0, "x") == Retry(1001.0, 2)
+    assert book.failed(SLOT, 2000.0, "the last one") == GiveUp("the last one")
+
+
+def test_a_success_between_them_ends_the_row() -> None:
+    limits = Limits(backoff=Backoff(base_s=1.0, max_s=1.0), failures=3, window_s=10.0, in_a_row=3)
+    book = HealthBook(limits)
+    for start in (0.0, 10_000.0, 20_000.0):
+        assert isinstance(book.failed(SLOT, start, "x"), Retry)
+        assert isinstance(book.failed(SLOT, start + 1000.0, "x"), Retry)
+        book.succeeded(SLOT, start + 1001.0)
+
+
 # --- ready-made limits ----------------------------------------------------------------------------------------------
 
 
@@ -335,6 +353,34 @@ def test_an_engine_that_fails_once_in_a_while_is_restarted_each_time() -> None:
     for hour in range(5):
         assert book.failed("engine/H20/0", hour * 3600.0, "killed") == Retry(at=hour * 3600.0 + 1.0, attempt=1)
         book.succeeded("engine/H20/0", hour * 3600.0 + 5.0)
+
+
+def test_a_worker_is_given_up_at_six_deaths_in_ten_minutes() -> None:
+    flaky = HealthBook(WORKER)
+    for now in (0.0, 100.0, 200.0, 300.0, 400.0):
+        assert flaky.failed("worker", now, "x") == Retry(now + 1.0, 1)
+        flaky.succeeded("worker", now + 50.0)
+    assert flaky.failed("worker", 599.9, "x") == GiveUp("x")
+
+
+def test_a_worker_that_dies_less_often_is_restarted_each_time() -> None:
+    book = HealthBook(WORKER)
+    for number in range(50):
+        assert isinstance(book.failed("worker", 120.0 * number, "x"), Retry), "the sixth comes after ten minutes"
+        book.succeeded("worker", 120.0 * number + 50.0)
+
+
+def test_a_worker_that_gets_nothing_done_is_given_up_at_its_sixth_death() -> None:
+    book = HealthBook(WORKER)
+    verdicts = [book.failed("worker", 1000.0 * number, "x") for number in range(6)]
+    assert [verdict.at - 1000.0 * n for n, verdict in enumerate(verdicts) if isinstance(verdict, Retry)] == [
+        1.0,
+        2.0,
+        4.0,
+        8.0,
+        16.0,
+    ]
+    assert verdicts[-1] == GiveUp("x")
 
 
 def test_a_reward_is_asked_five_times_however_long_that_takes() -> None:

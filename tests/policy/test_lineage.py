@@ -218,6 +218,7 @@ def test_a_failed_checkpoint_settles_nothing() -> None:
 
 def test_evaluation_groups_come_and_go() -> None:
     evaluation = opened(0, -1, Purpose.EVAL)
+    assert replay([evaluation]).groups == (OpenGroupState(GroupId(0), Purpose.EVAL, None, 0),)
     state = fold(evaluation, started(0, 0))
     assert state.groups == (OpenGroupState(GroupId(0), Purpose.EVAL, None, 1),)
     for outcome in (GroupOutcome.EVALUATED, GroupOutcome.CANCELLED):

@@ -155,6 +155,16 @@ def test_what_was_handed_out_does_not_change_the_usual_shares() -> None:
     assert book.need == book.usual() == {"maze": 1}
 
 
+def test_who_gave_up_may_fill_in_for_the_next_batch() -> None:
+    book = waiting(maze=share(2), math=share(2))
+    assert isinstance(book.check({"math": 2}, now=160.0), Redistributed)
+    book.claimed()
+    book.wait_started(200.0)
+    verdict = book.check({"maze": 2}, now=260.0)
+    assert isinstance(verdict, Redistributed)
+    assert verdict.filled_by == {"maze": 2}
+
+
 # --- nobody can fill in ---------------------------------------------------------------------------------------------
 
 

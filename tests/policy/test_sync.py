@@ -391,6 +391,14 @@ def test_an_engine_that_joins_during_a_sync_takes_the_version_that_is_about_to_b
     assert book.served == V1
 
 
+def test_a_sync_does_not_wait_for_an_engine_that_joins_during_it() -> None:
+    book = all_staged(A)
+    book.begin()
+    book.engine_joined(B)
+    assert book.staged(B, V1) == [(B, [Update(V1)])]
+    assert book.waits_for() == [A]
+
+
 def test_an_engine_that_enters_service_during_a_sync_stages_what_came_out_meanwhile() -> None:
     book = all_staged(A)
     book.begin()

@@ -192,6 +192,34 @@ def test_a_wait_used_again_keeps_its_place_in_the_queue() -> None:
     assert owners(list(watch.expired(109.0))) == [str(index) for index in range(100)]
 
 
+def test_the_report_names_a_wait_once_that_was_used_again_with_less_time() -> None:
+    watch = Watch()
+    wait = opened(watch, "a", 100.0)
+    watch.close(wait)
+    watch.open("a", "a turn", 10.0, "retry", 0.0, wait)
+    assert watch.report(0.0, limit=5) == ["a: a turn, waiting for 0.0 s; in 10.0 s: retry"]
+
+
+def clean_up(watch: Watch) -> None:
+    """So many waits come and go that the queue is cleaned."""
+    for wait in [opened(watch, "other", 1.0) for _ in range(200)]:
+        watch.close(wait)
+
+
+@pytest.mark.parametrize("open_at_the_clean_up", [False, True])
+def test_a_wait_used_again_expires_at_its_new_deadline_after_a_clean_up(open_at_the_clean_up: bool) -> None:
+    watch = Watch()
+    wait = opened(watch, "a", 10.0)
+    watch.close(wait)
+    if not open_at_the_clean_up:
+        clean_up(watch)
+    watch.open("a", "a turn", 20.0, "retry", 0.0, wait)
+    if open_at_the_clean_up:
+        clean_up(watch)
+    assert watch.next_deadline() == 20.0
+    assert owners(list(watch.expired(20.0))) == ["a"]
+
+
 def test_what_an_action_closes_does_not_expire_with_it() -> None:
     watch = Watch()
     first, second = opened(watch, "a", 1.0), opened(watch, "b", 1.0)

@@ -35,8 +35,12 @@ def sync_bound_s(config: RunConfig) -> float:
 
 
 def shares_bound_s(config: RunConfig) -> float:
-    """How long a batch may wait to be whole: at every deadline a task gives up for good, and the others get theirs."""
-    return sum(task.share_deadline_s for task in config.tasks.values())
+    """How long a batch may wait to be whole.
+
+    Whenever a share changes hands a task gives up for good, and who fills in has its time again. So the slowest task
+    may fill its share at the last moment, and fill in for every other one in turn.
+    """
+    return len(config.tasks) * max(task.share_deadline_s for task in config.tasks.values())
 
 
 def step_bound_s(config: RunConfig) -> float:
