@@ -5,12 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
+VLLM_VENV := .venv-vllm
+VLLM_INSTALLED := $(VLLM_VENV)/.installed
 ARGS ?=
 
-.PHONY: help venv test mutate train sim clean
+.PHONY: help venv venv-vllm test test-vllm mutate train sim clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(INSTALLED) ## create .venv with the pinned versions; does nothing while they are current
 
@@ -32,12 +34,23 @@ test: $(INSTALLED) ## lint, types, import contracts, tests: all that has to hold
 mutate: $(INSTALLED) ## whether the tests notice when a decision of policy is changed; modules and options in ARGS
 	$(BIN)/python tools/mutate.py $(ARGS)
 
+venv-vllm: $(VLLM_INSTALLED) ## create .venv-vllm, with vLLM for CPUs (4 GB); does nothing while it is current
+
+$(VLLM_INSTALLED): pyproject.toml requirements-vllm.txt
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip -qq --disable-pip-version-check install --no-deps -r requirements-vllm.txt
+	$(VLLM_VENV)/bin/python -m pip -qq --disable-pip-version-check install --no-deps -e .
+	@touch $@
+
+test-vllm: $(VLLM_INSTALLED) ## the tests of the vLLM engine, which `make test` skips
+	VLLM_LOGGING_LEVEL=WARNING $(VLLM_VENV)/bin/python -m pytest --timeout=600 tests/backends/test_vllm_*.py tests/cli/test_bench_vllm.py
+
 train: $(INSTALLED) ## train for real on this machine; options in ARGS
 	$(BIN)/rollart train $(ARGS)
 
 sim: $(INSTALLED) ## run in virtual time over modelled hardware; options in ARGS
 	$(BIN)/rollart sim $(ARGS)
 
-clean: ## remove caches and builds; .venv and runs stay
+clean: ## remove caches and builds; environments and runs stay
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

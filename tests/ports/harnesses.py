@@ -6,6 +6,7 @@ Each entry builds a fresh harness: a suite's cases share nothing.
 import asyncio
 import dataclasses
 import math
+import pickle
 import sqlite3
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +18,13 @@ import numpy as np
 import pytest
 
 from rollart.backends.engines.reference import ReferenceEngine
+from rollart.backends.engines.torch_engine import TorchEngine
 from rollart.backends.environments.host import EnvironmentHost
 from rollart.backends.models import build_model
 from rollart.backends.rewards.host import RewardHost
+from rollart.backends.stores.folder import FolderStore
 from rollart.backends.stores.memory import MemoryStore
+from rollart.backends.stores.shared import SharedMemoryStore
 from rollart.backends.stores.tensors import pack
 from rollart.backends.trainers.checkpoint import write_file
 from rollart.backends.trainers.reference import ReferenceTrainer
@@ -163,6 +167,30 @@ def reference_engine() -> EngineHarness:
     )
 
 
+def torch_engine(kv_on_update: str) -> EngineHarness:
+    store = MemoryStore()
+    settings = {
+        "model": MODEL,
+        "store": store,
+        "slots": 3,
+        "max_context": 96,
+        "kv_mib": 0.25,
+        "prefill_tokens": 16,
+        "kv_on_update": kv_on_update,
+        "progress_interval_s": 0.05,
+    }
+    return EngineHarness(
+        build=lambda wake: TorchEngine(settings, wake),
+        publish=lambda version: publish_real(store, version),
+        tokens=lambda count: Segment.of([(7 * index + 3) % VOCABULARY for index in range(count)]),
+        virtual=False,
+        corrupt=lambda manifest: corrupt_memory(store, manifest.version, 0),
+        every_token=tuple(range(VOCABULARY)),
+        long_turn=48,
+        task=TASK,
+    )
+
+
 def publish_real(store: MemoryStore, version: Version) -> Manifest:
     model = build_model(MODEL, dtype="float32", device="cpu", seed=1000 * version.epoch + version.step)
     manifest, buckets = pack(model.state_dict(), version=version, parent=None, bucket_bytes=8192)
@@ -173,30 +201,63 @@ def publish_real(store: MemoryStore, version: Version) -> Manifest:
 def corrupt_memory(store: MemoryStore, version: Version, index: int) -> None:
     """Reaches into the store: it has no fault of its own to offer."""
     manifest, buckets = store._versions[version]
-    flipped = bytes([buckets[index][0] ^ 1]) + buckets[index][1:]
-    store._versions[version] = (manifest, (*buckets[:index], flipped, *buckets[index + 1 :]))
+    store._versions[version] = (manifest, (*buckets[:index], flipped(buckets[index]), *buckets[index + 1 :]))
 
 
 ENGINES: dict[str, Callable[[], EngineHarness]] = {
     "sim-recompute": lambda: simulated_engine("recompute"),
     "sim-keep": lambda: simulated_engine("keep"),
     "reference": reference_engine,
+    "torch-recompute": lambda: torch_engine("recompute"),
+    "torch-keep": lambda: torch_engine("keep"),
 }
 
 # --- weight stores --------------------------------------------------------------------------------------------------
 
 
-def simulated_store() -> WeightStoreHarness:
+def simulated_store(scratch: Path) -> WeightStoreHarness:  # noqa: ARG001 - it writes nothing down
     store = SimStore()
     return WeightStoreHarness(store=store, corrupt=store.corrupt)
 
 
-def memory_store() -> WeightStoreHarness:
+def memory_store(scratch: Path) -> WeightStoreHarness:  # noqa: ARG001 - it writes nothing down
     store = MemoryStore()
     return WeightStoreHarness(store=store, corrupt=lambda version, index: corrupt_memory(store, version, index))
 
 
-STORES: dict[str, Callable[[], WeightStoreHarness]] = {"sim": simulated_store, "memory": memory_store}
+def shared_store(scratch: Path) -> WeightStoreHarness:
+    """Its own root, so that tests that run at once do not clear each other away."""
+    store = SharedMemoryStore.create("conformance", slot_bytes=1 << 16, root=scratch)
+
+    def corrupt(version: Version, index: int) -> None:
+        data = bytes(store.bucket(version, index))
+        for slot in scratch.glob("rollart-conformance/slot-*"):
+            slot.write_bytes(slot.read_bytes().replace(data, flipped(data)))
+
+    return WeightStoreHarness(store=store, corrupt=corrupt, reopen=lambda: pickle.loads(pickle.dumps(store)))
+
+
+def folder_store(scratch: Path) -> WeightStoreHarness:
+    store = FolderStore(scratch / "weights")
+
+    def corrupt(version: Version, index: int) -> None:
+        path = scratch / f"weights/step-{version.step:08}.epoch-{version.epoch}/bucket-{index:05}.safetensors"
+        data = store.bucket(version, index)
+        path.write_bytes(path.read_bytes().replace(data, flipped(data)))
+
+    return WeightStoreHarness(store=store, corrupt=corrupt, reopen=lambda: pickle.loads(pickle.dumps(store)))
+
+
+def flipped(data: bytes) -> bytes:
+    return bytes([data[0] ^ 1]) + data[1:]
+
+
+STORES: dict[str, Callable[[Path], WeightStoreHarness]] = {
+    "sim": simulated_store,
+    "memory": memory_store,
+    "shared": shared_store,
+    "folder": folder_store,
+}
 
 # --- environments ---------------------------------------------------------------------------------------------------
 

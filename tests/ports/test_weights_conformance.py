@@ -1,5 +1,7 @@
 """Every weight store keeps the promises of its port."""
 
+from pathlib import Path
+
 import pytest
 from harnesses import STORES, run
 
@@ -9,5 +11,5 @@ from rollart.ports.conformance.weights import CASES, WeightStoreHarness
 
 @pytest.mark.parametrize("implementation", STORES)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_conforms(case: Case[WeightStoreHarness, None], implementation: str) -> None:
-    run(case, STORES[implementation]())
+def test_conforms(case: Case[WeightStoreHarness, None], implementation: str, tmp_path: Path) -> None:
+    run(case, STORES[implementation](tmp_path))

@@ -226,6 +226,8 @@ class SimEngine:
             events.append(Refused(id, f"{context} tokens leave no room in a context of {self._max_context}"))
         elif sampling.max_tokens < 1:
             events.append(Refused(id, f"max_tokens is {sampling.max_tokens}, a turn has at least one"))
+        elif not sampling.is_plain:
+            events.append(Refused(id, "top-p, top-k or stop strings, but simulated tokens are drawn by length only"))
         elif prefix and (self._cache.find(add.session, prefix) is None or self._lost(add)):
             events.append(PrefixMiss(id))
         else:

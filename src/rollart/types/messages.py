@@ -28,12 +28,27 @@ from rollart.types.weights import Manifest
 
 
 class Sampling(msgspec.Struct, frozen=True, gc=False):
-    """How to sample. Training needs the full softmax at `temperature`, so there is no top-p or top-k here yet."""
+    """How to sample. The log-probability that is reported is always that of the full softmax at `temperature`.
+
+    `top_p` and `top_k` cut the set that is sampled from, which training does not know of: they are for evaluation. An
+    engine that does not honour one of these answers `Refused`.
+    """
 
     max_tokens: int
     temperature: float = 1.0
     stop_tokens: tuple[int, ...] = ()
     seed: int = 0
+    top_p: float = 1.0
+    """Sample from the likeliest tokens that together have this probability; 1 is all of them."""
+    top_k: int = 0
+    """Sample from so many of the likeliest tokens; 0 is all of them."""
+    stop_strings: tuple[str, ...] = ()
+    """The turn ends with the token that completes one of these in the decoded text."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Neither a cut set nor stop strings: what every engine can do."""
+        return self.top_p >= 1.0 and not self.top_k and not self.stop_strings
 
 
 class Add(msgspec.Struct, frozen=True, gc=False):
@@ -98,7 +113,7 @@ class FinishReason(enum.Enum):
     """Why a turn ended."""
 
     STOP = "stop"
-    """A stop token was sampled; it is the last token."""
+    """A stop token was sampled, or a stop string completed; that token is the last."""
     LENGTH = "length"
     """`max_tokens` or the engine's context ended it."""
     ABORTED = "aborted"

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 
 from rollart.backends.engines.sampling import sample_chunk
-from rollart.backends.engines.staging import Staging
+from rollart.backends.engines.staging import Staging, Tensors
 from rollart.backends.models import build_model
 from rollart.config.base import Strict
 from rollart.ports.worker import Advance
@@ -131,7 +131,7 @@ class ReferenceEngine:
         self._settings = ReferenceEngineSettings.model_validate(dict(settings))
         self._model = build_model(self._settings.model, dtype=self._settings.dtype, device=self._settings.device)
         self._vocabulary = int(self._model.config.get_text_config().vocab_size)
-        self._staging = Staging(self._settings.store, self._model.state_dict())
+        self._staging: Staging[Tensors] = Staging(self._settings.store, self._model.state_dict())
         self._version: Version | None = None
         self._sessions: dict[TrajectoryId, _Session] = {}
         self._running: deque[_Turn] = deque()
@@ -224,6 +224,8 @@ class ReferenceEngine:
             return "this engine has no weights yet: stage and update it first"
         if add.sampling.max_tokens < 1 or not 0 <= add.sampling.temperature < float("inf"):
             return f"cannot sample {add.sampling.max_tokens} tokens at temperature {add.sampling.temperature:g}"
+        if not add.sampling.is_plain:
+            return "top-p, top-k or stop strings, which the reference engine does not do; use the torch engine"
         length = add.prefix_length + add.new.length
         if not 0 < length < self._settings.max_context:
             return f"a context of {length} tokens, but this engine takes 1 to {self._settings.max_context - 1}"

@@ -1,10 +1,12 @@
-"""Weight versions beside the one in service: fetched one bucket per slice, so that generation goes on between them.
+"""Weight versions beside the one in service: fetched and prepared in slices, so that generation goes on between them.
 
-What holds: a version is ready only when every bucket has the digest of its manifest and its tensors are exactly those
-of the model. Whatever fails on the way costs that version, never the one in service.
+What holds: a version is ready only when every bucket has the digest of its manifest, its tensors are exactly those of
+the model, and the engine has prepared them. Whatever fails on the way costs that version, never the one in service.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import torch
 
@@ -15,15 +17,39 @@ from rollart.types.messages import Staged, StageFailed
 from rollart.types.versions import Version
 from rollart.types.weights import Manifest, WeightKind, verify_bucket
 
+T = TypeVar("T")
+Tensors = dict[str, torch.Tensor]
+Prepare = Callable[[Tensors], Generator[None, None, T]]
+"""Makes of a version's tensors what the engine serves with; every `yield` ends a slice."""
 
-class Staging:
+
+def as_they_are(tensors: Tensors) -> Generator[None, None, Tensors]:
+    """For an engine that takes a state dict."""
+    yield from ()
+    return tensors
+
+
+@dataclass
+class _Fetching(Generic[T]):
+    manifest: Manifest
+    buckets: list[bytes | memoryview] = field(default_factory=list)
+    preparing: Generator[None, None, T] | None = None
+
+
+class Staging(Generic[T]):
     """The versions of one engine that are being fetched or are ready."""
 
-    def __init__(self, store: WeightStore, wanted: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        store: WeightStore,
+        wanted: Mapping[str, torch.Tensor],
+        prepare: Prepare[T] = as_they_are,  # type: ignore[assignment]  # without one, T is the tensors
+    ) -> None:
         self._store = store
         self._wanted = wanted
-        self._fetching: dict[Version, tuple[Manifest, list[bytes | memoryview]]] = {}
-        self._ready: dict[Version, dict[str, torch.Tensor]] = {}
+        self._prepare = prepare
+        self._fetching: dict[Version, _Fetching[T]] = {}
+        self._ready: dict[Version, T] = {}
 
     @property
     def busy(self) -> bool:
@@ -34,34 +60,46 @@ class Staging:
         version = manifest.version
         if version in self._ready:
             return Staged(version)
-        self._fetching.setdefault(version, (manifest, []))
+        self._fetching.setdefault(version, _Fetching(manifest))
         return None
 
     def slice(self) -> Staged | StageFailed | None:
-        """Fetch and verify one bucket; says so when a version got ready or failed."""
-        version, (manifest, buckets) = next(iter(self._fetching.items()))
+        """Fetch and verify one bucket, or prepare a part; says so when a version got ready or failed."""
+        version, fetching = next(iter(self._fetching.items()))
         try:
-            if manifest.kind is not WeightKind.FULL:
-                raise WeightError(f"{version} is a version of kind {manifest.kind.value}; this engine takes full ones")
+            self._work(version, fetching)
+        except StopIteration as end:
+            self._ready[version] = end.value
+        except Exception as error:  # noqa: BLE001 - the store may be anybody's: what it raises fails this version only
+            del self._fetching[version]
+            return StageFailed(version, f"{type(error).__name__}: {error}")
+        else:
+            return None
+        del self._fetching[version]
+        return Staged(version)
+
+    def take(self, version: Version) -> T | None:
+        """What was prepared of a ready version, None if it is not ready. Older ones are forgotten with it."""
+        taken = self._ready.get(version)
+        if taken is not None:
+            self._ready = {other: kept for other, kept in self._ready.items() if other > version}
+            self._fetching = {other: kept for other, kept in self._fetching.items() if other > version}
+        return taken
+
+    def _work(self, version: Version, fetching: _Fetching[T]) -> None:
+        """One slice; raises `StopIteration` with what was prepared when nothing is left to do."""
+        manifest, buckets = fetching.manifest, fetching.buckets
+        if manifest.kind is not WeightKind.FULL:
+            raise WeightError(f"{version} is a version of kind {manifest.kind.value}; this engine takes full ones")
+        if fetching.preparing is None:
             if len(buckets) < len(manifest.digests):
                 data = self._store.bucket(version, len(buckets))
                 verify_bucket(manifest, len(buckets), data)
                 buckets.append(data)
             if len(buckets) < len(manifest.digests):
-                return None
+                return
             tensors = unpack(manifest, buckets)
             verify_fit(tensors, self._wanted, version)
-        except Exception as error:  # noqa: BLE001 - the store may be anybody's: what it raises fails this version only
-            del self._fetching[version]
-            return StageFailed(version, f"{type(error).__name__}: {error}")
-        del self._fetching[version]
-        self._ready[version] = tensors
-        return Staged(version)
-
-    def take(self, version: Version) -> dict[str, torch.Tensor] | None:
-        """The tensors of a ready version, None if it is not ready. Older ones are forgotten with it."""
-        tensors = self._ready.get(version)
-        if tensors is not None:
-            self._ready = {other: kept for other, kept in self._ready.items() if other > version}
-            self._fetching = {other: kept for other, kept in self._fetching.items() if other > version}
-        return tensors
+            fetching.preparing = self._prepare(tensors)
+            buckets.clear()
+        next(fetching.preparing)

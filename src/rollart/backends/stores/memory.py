@@ -8,7 +8,8 @@ import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
-from rollart.types.errors import RequestError, VersionMissing, WeightError
+from rollart.backends.stores.rules import check_counts, check_index, check_newer, not_held
+from rollart.types.errors import RequestError
 from rollart.types.versions import Version
 from rollart.types.weights import Manifest, verify_bucket
 
@@ -24,21 +25,13 @@ class MemoryStore:
 
     def publish(self, manifest: Manifest, buckets: Sequence[bytes | memoryview]) -> None:
         version = manifest.version
-        if not len(buckets) == len(manifest.digests) == len(manifest.bucket_bytes):
-            raise WeightError(
-                f"{version} has {len(buckets)} buckets, {len(manifest.digests)} digests and "
-                f"{len(manifest.bucket_bytes)} sizes; they must be as many. Nothing was published."
-            )
+        check_counts(manifest, buckets)
         # Copies, checked after copying: what the publisher does with its buffers afterwards changes nothing here.
         kept = tuple(bytes(bucket) for bucket in buckets)
         for index, bucket in enumerate(kept):
             verify_bucket(manifest, index, bucket)
         with self._lock:
-            if self._fence is not None and version <= self._fence:
-                raise WeightError(
-                    f"{version} is not newer than {self._fence}, the newest version published. "
-                    "Versions only grow; a restarted trainer publishes under a new epoch."
-                )
+            check_newer(version, self._fence)
             self._versions[version] = (manifest, kept)
             self._fence = version
 
@@ -47,8 +40,7 @@ class MemoryStore:
 
     def bucket(self, version: Version, index: int) -> bytes:
         manifest, buckets = self._held(version)
-        if not 0 <= index < len(buckets):
-            raise VersionMissing(f"{version} has no bucket {index}, only {len(buckets)} of them")
+        check_index(manifest, index)
         verify_bucket(manifest, index, buckets[index])
         return buckets[index]
 
@@ -64,8 +56,7 @@ class MemoryStore:
         with self._lock:
             held = self._versions.get(version)
             if held is None:
-                there = ", ".join(map(str, sorted(self._versions))) or "nothing"
-                raise VersionMissing(f"{version} is not in the store, which holds {there}; publish or stage another")
+                raise not_held(version, self._versions)
             return held
 
     def __reduce__(self) -> NoReturn:

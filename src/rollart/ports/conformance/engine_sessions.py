@@ -104,7 +104,7 @@ def an_ended_session_misses(harness: EngineHarness) -> None:
         desk.serve()
         session, other = desk.session(), desk.session()
         desk.turn(session)
-        desk.turn(other)
+        desk.turn(other, harness.tokens(PROMPT_TOKENS + 2 * harness.cache_block))
         desk.drive.send(EndSession(session.id), EndSession(session.id))
         miss_then_whole(desk, session)
         if desk.info.sessions:

@@ -1,0 +1,190 @@
+"""Which sessions an engine holds, and who has to go when the KV memory is full.
+
+What holds: a session is here while it has KV or a request, no longer; a running request keeps its block to its end, as
+large as it may need, so it never waits for memory half-way; only sessions that do not run give up their KV, the one
+that was used least recently first.
+"""
+
+from collections import OrderedDict
+from itertools import islice
+
+from rollart.backends.engines.kv import KvArena
+from rollart.backends.engines.sessions import Session, Turn
+from rollart.types.errors import InvariantBroken
+from rollart.types.ids import TrajectoryId
+
+SHARED_TOKENS = 16
+"""Sessions that start with the same so many tokens are looked at for a common prefix; fewer are not worth a copy."""
+SHARED_CANDIDATES = 32
+"""How many of them are looked at, the latest first: the members of a group arrive together."""
+
+
+class SessionCache:
+    """All sessions of an engine, the least recently used first, and the arena with their KV."""
+
+    def __init__(self, arena: KvArena) -> None:
+        self.arena = arena
+        self.evicted = 0
+        self._sessions: OrderedDict[TrajectoryId, Session] = OrderedDict()
+        self._heads: dict[bytes, dict[TrajectoryId, Session]] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def get(self, id: TrajectoryId) -> Session | None:
+        return self._sessions.get(id)
+
+    def open(self, id: TrajectoryId) -> Session:
+        """A fresh session; what was held under this id is dropped."""
+        self.drop(id)
+        session = self._sessions[id] = Session(id)
+        return session
+
+    def touch(self, session: Session) -> None:
+        self._sessions.move_to_end(session.id)
+
+    def drop(self, id: TrajectoryId) -> None:
+        """Forget a session; an unknown one is ignored."""
+        session = self._sessions.pop(id, None)
+        if session is not None:
+            self._release(session)
+
+    def settle(self, session: Session) -> None:
+        """A request of this session ended: it stays if it has KV to stay for."""
+        session.turn = None
+        if session.block is None:
+            self.drop(session.id)
+        else:
+            self.touch(session)
+
+    def void_all(self) -> None:
+        """The weights changed: no KV is worth anything."""
+        self.arena.forget_all()
+        for session in self._sessions.values():
+            session.void_kv()
+
+    def close(self) -> None:
+        self._sessions.clear()
+        self._heads.clear()
+
+    # --- memory
+
+    def reserve(self, session: Session, tokens: int, *, alone: bool) -> bool:
+        """Have a block for so many tokens, with what KV there is in it; False if there is no room now.
+
+        `alone`: nothing runs, so nothing will make room by itself; then the session's own KV is given up too.
+        """
+        old = session.block
+        if old is not None and old.capacity >= tokens:
+            return True
+        new = self.arena.allocate(tokens)
+        while new is None and self._evict(session):
+            new = self.arena.allocate(tokens)
+        if new is None and alone:
+            if old is None:
+                raise InvariantBroken(f"no room for {tokens} tokens in an arena that holds nothing else")
+            self._release(session)
+            return self.reserve(session, tokens, alone=True)
+        if new is None:
+            return False
+        if old is not None:
+            self.arena.copy(old, new, session.computed)
+            self.arena.release(old)
+        session.block = new
+        return True
+
+    def _evict(self, spared: Session) -> bool:
+        """Take the KV of the session that waited longest; one with a queued request keeps its tokens."""
+        for session in self._sessions.values():
+            if session is spared or session.block is None or (session.turn is not None and session.turn.number):
+                continue
+            self.evicted += 1
+            if session.turn is None:
+                self.drop(session.id)
+            else:
+                self._release(session)
+            return True
+        return False
+
+    def _release(self, session: Session) -> None:
+        self.unshare(session)
+        if session.block is not None:
+            self.arena.release(session.block)
+        session.lose_kv()
+
+    # --- common prefixes
+
+    def share(self, session: Session) -> None:
+        """Let others find what this session has, or will have, KV of."""
+        if session.length >= SHARED_TOKENS:
+            self._heads.setdefault(session.tokens(0, SHARED_TOKENS).tobytes(), {})[session.id] = session
+
+    def unshare(self, session: Session) -> None:
+        if session.length >= SHARED_TOKENS:
+            head = session.tokens(0, SHARED_TOKENS).tobytes()
+            peers = self._heads.get(head, {})
+            if peers.get(session.id) is session:
+                del peers[session.id]
+                if not peers:
+                    del self._heads[head]
+
+    def find_donor(self, turn: Turn) -> None:
+        """Name the session that has, or will have before it, the most KV of this turn's tokens, if one has."""
+        session = turn.session
+        turn.seeks_donor = False
+        turn.donor = None
+        turn.shared = session.computed + SHARED_TOKENS - 1
+        if session.length <= turn.shared:
+            return
+        peers = self._heads.get(session.tokens(0, SHARED_TOKENS).tobytes(), {})
+        for peer in islice(reversed(peers.values()), SHARED_CANDIDATES):
+            if peer is session or peer.block is None:
+                continue
+            other = peer.turn
+            runs_before = other is not None and 0 < other.number < turn.number
+            # The last token is computed in any case: its logits are wanted.
+            shared = min(session.common(peer), session.length - 1)
+            if not runs_before:
+                shared = min(shared, peer.computed)
+            if shared > turn.shared:
+                turn.donor, turn.donor_edits, turn.shared = peer, peer.edits, shared
+
+    def copy_from_donor(self, turn: Turn) -> bool:
+        """Take the KV from the donor; False if it is still being computed. A donor that is gone is looked for anew."""
+        donor, session = turn.donor, turn.session
+        if donor is None:
+            return True
+        other = donor.turn
+        computing = other is not None and 0 < other.number < turn.number
+        intact = donor.block is not None and donor.edits == turn.donor_edits
+        if intact and donor.computed >= turn.shared:
+            if donor.block is None or session.block is None:
+                raise InvariantBroken(f"session {session.id} runs without KV memory")
+            self.arena.copy(donor.block, session.block, turn.shared)
+            session.computed = turn.shared
+        elif intact and computing:
+            return False
+        else:
+            self.find_donor(turn)
+            return self.copy_from_donor(turn)
+        turn.donor = None
+        return True
+
+    # --- what the tests look at
+
+    def check(self) -> None:
+        """Raise `InvariantBroken` if a block is lost, doubled or too small."""
+        self.arena.allocator.check()
+        blocks = [session.block for session in self._sessions.values() if session.block is not None]
+        if sum(block.capacity for block in blocks) != self.arena.used_tokens:
+            raise InvariantBroken(f"{self.arena.used_tokens} tokens of KV in use, but the sessions hold {blocks}")
+        for session in self._sessions.values():
+            capacity = 0 if session.block is None else session.block.capacity
+            if max(session.computed, session.void) > min(capacity, session.length):
+                raise InvariantBroken(f"session {session.id} has more KV than tokens or memory")
+            if session.turn is not None and session.turn.number and session.block is not None:
+                held = self.arena.held(session.block)
+                if held != list(range(session.computed)):
+                    raise InvariantBroken(f"session {session.id} has KV of {session.computed} tokens, but reads {held}")
+            if session.block is None and session.turn is None:
+                raise InvariantBroken(f"session {session.id} has neither KV nor a request")

@@ -1,0 +1,114 @@
+"""From logits to tokens: one draw per token, by the seed of its request and its place in the context.
+
+The draw is a hash of (seed, position), and the token is where it falls in the cumulated probabilities. So what is
+sampled depends on weights, context, seed and position, never on what else is in the batch, and a turn that goes on at
+another engine draws what it would have drawn here. (Logits differ in their last bits with the height of the matrices
+they come from; a draw that falls within such a bit of a boundary may go either way.)
+
+What holds: the log-probability is that of the full softmax at the request's temperature (at 0, greedy, at 1), whatever
+`top_p` and `top_k` cut away.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rollart.types.messages import Sampling
+from rollart.types.tokens import LOGPROB, TOKEN
+
+BLOCK_TOKENS = 64
+"""Probabilities are cumulated by blocks of so many, then inside one: less work and less rounding than in one row."""
+
+
+class Sampled(NamedTuple):
+    tokens: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+
+
+def draws(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
+    """A number in [0, 1) for each (seed, position), the same in every process.
+
+    >>> draws([7, 7, 8], [0, 1, 0]).round(3).tolist()
+    [0.504, 0.779, 0.057]
+    """
+    key = np.array([seed & 0xFFFF_FFFF_FFFF_FFFF for seed in seeds], dtype=np.uint64)
+    mixed = _mix(_mix(key) ^ _mix(~np.array(positions, dtype=np.uint64)))
+    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A bijection of 64-bit numbers in which every bit of the input moves half of the output."""
+    values = values + np.uint64(0x9E37_79B9_7F4A_7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
+    return values ^ (values >> np.uint64(31))
+
+
+@torch.inference_mode()
+def sample(logits: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> Sampled:
+    """A token for each row of `logits`, which is used up; `positions` are those of the new tokens."""
+    temperatures = [sampling.temperature or 1.0 for sampling in samplings]
+    if any(temperature != 1.0 for temperature in temperatures):
+        logits /= torch.tensor(temperatures, dtype=logits.dtype, device=logits.device)[:, None]
+    probabilities = torch.softmax(logits, dim=-1)
+    drawn = torch.from_numpy(draws([sampling.seed for sampling in samplings], positions)).to(logits.device)
+    greedy = [row for row, sampling in enumerate(samplings) if not sampling.temperature]
+    cut = [row for row, sampling in enumerate(samplings) if sampling.temperature and _cuts(sampling)]
+    if len(greedy) == len(samplings):
+        tokens = logits.argmax(dim=-1)
+    else:
+        tokens = _inverse(probabilities, drawn)
+        if greedy:
+            tokens[greedy] = logits[greedy].argmax(dim=-1)
+        if cut:
+            tokens[cut] = _inverse_of_cut(probabilities[cut], drawn[cut], [samplings[row] for row in cut])
+    logprobs = probabilities.gather(-1, tokens[:, None]).squeeze(-1).log_()
+    return Sampled(tokens.cpu().numpy().astype(TOKEN), logprobs.cpu().numpy().astype(LOGPROB))
+
+
+def _cuts(sampling: Sampling) -> bool:
+    return bool(sampling.top_k) or sampling.top_p < 1.0
+
+
+def _inverse(probabilities: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+    """Where each draw falls in the cumulated probabilities of its row."""
+    rows, vocabulary = probabilities.shape
+    if vocabulary % BLOCK_TOKENS:
+        probabilities = torch.nn.functional.pad(probabilities, (0, -vocabulary % BLOCK_TOKENS))
+    blocks = probabilities.view(rows, -1, BLOCK_TOKENS)
+    block, inside = _fall(blocks.sum(-1), drawn)
+    chosen = blocks[torch.arange(rows, device=blocks.device), block]
+    token, _ = _fall(chosen, inside)
+    return block * BLOCK_TOKENS + token
+
+
+def _fall(masses: torch.Tensor, drawn: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which of the masses of its row a draw falls into, never one of mass 0, and how far into it, as a share."""
+    ends = masses.double().cumsum(-1)
+    target = drawn[:, None] * ends[:, -1:]
+    index = (ends <= target).sum(-1, keepdim=True).clamp_(max=masses.shape[-1] - 1)
+    mass = masses.gather(-1, index).double()
+    if not mass.all():
+        # Rounding put a draw close to 1 past the end: it belongs to the last mass that is not 0.
+        last = masses.shape[-1] - 1 - (masses.flip(-1) > 0).int().argmax(-1, keepdim=True)
+        index = torch.minimum(index, last)
+        mass = masses.gather(-1, index).double()
+    share = (target - (ends.gather(-1, index) - mass)) / mass
+    return index.squeeze(-1), share.squeeze(-1).clamp_(0.0, 1.0)
+
+
+def _inverse_of_cut(probabilities: torch.Tensor, drawn: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
+    """The same among the likeliest tokens only: first the `top_k`, then of their probability the share `top_p`."""
+    masses, order = probabilities.double().sort(dim=-1, descending=True, stable=True)
+    vocabulary = masses.shape[-1]
+    limits = torch.tensor([sampling.top_k or vocabulary for sampling in samplings], device=masses.device)
+    shares = torch.tensor([sampling.top_p for sampling in samplings], dtype=masses.dtype, device=masses.device)
+    masses = masses.masked_fill(torch.arange(vocabulary, device=masses.device) >= limits[:, None], 0.0)
+    before = masses.cumsum(-1) - masses
+    kept = before < shares[:, None] * masses.sum(-1, keepdim=True)
+    kept[:, 0] = True
+    index, _ = _fall(masses.masked_fill(~kept, 0.0), drawn)
+    return order.gather(-1, index[:, None]).squeeze(-1)

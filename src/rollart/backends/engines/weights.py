@@ -1,0 +1,122 @@
+"""A model's weights as the decoder multiplies with them: fused, ordered and converted once, before they serve.
+
+What holds: `prepare` makes all of it while the version before it serves, so that taking a version into service is
+nothing but naming it; a version with a number that is not finite never gets ready (it would poison kept keys).
+"""
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from rollart.backends.engines.checkpoint_config import ModelShape
+from rollart.types.errors import WeightError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """One layer. Matrices are (inputs, outputs); the weights of norms are in float32, times √n for norms of n numbers.
+
+    Those that widen lie in memory in this order, those that narrow in the other: a batch of one is twice as fast so.
+    All are copies, which torch aligns; what a store gives need not be.
+    """
+
+    attention_norm: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    qk_norm: torch.Tensor | None
+    """Of every query and key head: (heads + kv heads, head_dim)."""
+    output: torch.Tensor
+    output_bias: torch.Tensor | None
+    mlp_norm: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelWeights:
+    embedding: torch.Tensor
+    """(vocabulary, hidden)."""
+    layers: tuple[LayerWeights, ...]
+    norm: torch.Tensor
+    head: torch.Tensor
+    """(hidden, vocabulary)."""
+
+
+def wanted_tensors(shape: ModelShape, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """What a version must consist of, without memory."""
+    return {name: torch.empty(size, dtype=dtype, device="meta") for name, size in shape.tensors().items()}
+
+
+def prepare(
+    tensors: Mapping[str, torch.Tensor], shape: ModelShape, *, dtype: torch.dtype, device: torch.device
+) -> Generator[None, None, ModelWeights]:
+    """The fused weights of a state dict, a layer per step of the generator."""
+
+    def get(name: str) -> torch.Tensor:
+        tensor = tensors[name]
+        low, high = tensor.aminmax()
+        if not (torch.isfinite(low) and torch.isfinite(high)):
+            raise WeightError(f"tensor {name!r} has numbers that are not finite; training went wrong before this")
+        return tensor.to(device=device, dtype=dtype)
+
+    layers = []
+    for index in range(shape.layers):
+        layers.append(_layer(get, f"model.layers.{index}", shape))
+        yield
+    if shape.tied and not torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"]):
+        raise WeightError("the config ties lm_head to the embedding, but the version has two different tensors")
+    norm = _norm(get("model.norm.weight"))
+    embedding = get("model.embed_tokens.weight").clone()
+    # A tied head is read where the embedding lies: a second copy of it would be the largest matrix of a small model.
+    head = embedding if shape.tied else get("lm_head.weight").clone()
+    return ModelWeights(embedding=embedding, layers=tuple(layers), norm=norm, head=head.t())
+
+
+def prepare_now(
+    tensors: Mapping[str, torch.Tensor], shape: ModelShape, *, dtype: torch.dtype, device: torch.device
+) -> ModelWeights:
+    """`prepare` from its beginning to its end."""
+    steps = prepare(tensors, shape, dtype=dtype, device=device)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            made: ModelWeights = end.value
+            return made
+
+
+def _layer(get: Callable[[str], torch.Tensor], layer: str, shape: ModelShape) -> LayerWeights:
+    attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
+
+    def paired(name: str, heads: int) -> torch.Tensor:
+        """The two halves that rotary positions turn together, side by side: a pair is one complex number."""
+        tensor = get(name)
+        rest = tensor.shape[1:]
+        halves = tensor.view(heads, 2, shape.head_dim // 2, *rest)
+        return halves.transpose(1, 2).reshape(heads * shape.head_dim, *rest)
+
+    qkv = [paired(f"{attention}.q_proj.weight", shape.heads), paired(f"{attention}.k_proj.weight", shape.kv_heads)]
+    qkv_bias = None
+    if shape.qkv_bias:
+        biases = [paired(f"{attention}.q_proj.bias", shape.heads), paired(f"{attention}.k_proj.bias", shape.kv_heads)]
+        qkv_bias = torch.cat([*biases, get(f"{attention}.v_proj.bias")])
+    qk_norm = None
+    if shape.qk_norm:
+        query, key = paired(f"{attention}.q_norm.weight", 1), paired(f"{attention}.k_norm.weight", 1)
+        qk_norm = _norm(torch.stack([query] * shape.heads + [key] * shape.kv_heads))
+    return LayerWeights(
+        attention_norm=_norm(get(f"{layer}.input_layernorm.weight")),
+        qkv=torch.cat([*qkv, get(f"{attention}.v_proj.weight")]).t().contiguous(),
+        qkv_bias=qkv_bias,
+        qk_norm=qk_norm,
+        output=get(f"{attention}.o_proj.weight").clone().t(),
+        output_bias=get(f"{attention}.o_proj.bias") if shape.output_bias else None,
+        mlp_norm=_norm(get(f"{layer}.post_attention_layernorm.weight")),
+        gate_up=torch.cat([get(f"{mlp}.gate_proj.weight"), get(f"{mlp}.up_proj.weight")]).t().contiguous(),
+        down=get(f"{mlp}.down_proj.weight").clone().t(),
+    )
+
+
+def _norm(weight: torch.Tensor) -> torch.Tensor:
+    return weight.float().mul(weight.shape[-1] ** 0.5)

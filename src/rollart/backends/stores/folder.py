@@ -1,0 +1,272 @@
+"""A weight store in a folder, which may be one that machines share (NFS).
+
+    <root>/step-00000012.epoch-0/           v0.12
+        bucket-00000.safetensors, …         one file for each bucket, readable by other tools too
+        manifest.json                       the manifest and its digest
+    <root>/.step-00000013.epoch-0.….tmp/    being written or being removed; never read
+    <root>/fence.json                       the newest version that was removed: versions grow past it too
+
+What holds:
+- a folder gets its name only when all of it is on the disk, and loses its name before any of it is removed, so that a
+  version is visible as a whole or not at all, whoever is killed;
+- versions only grow, whichever processes publish, also past those that were dropped;
+- a publication that fails, on a full disk say, leaves nothing behind but what the next one removes;
+- no reader gets bytes whose digest is not that of the manifest; only JSON and safetensors are read.
+
+A machine may keep believing that a file is absent for as long as its mount caches that: mount NFS with
+`lookupcache=positive` where engines look for versions before they are published.
+"""
+
+import errno
+import fcntl
+import logging
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from rollart.backends.stores.rules import check_counts, check_index, check_newer, manifest_digest, not_held, sealed
+from rollart.backends.stores.wrapping import LENGTH_BYTES, data_start, header
+from rollart.types.errors import DigestMismatch, RequestError, VersionMissing, WeightError
+from rollart.types.versions import Version
+from rollart.types.weights import Manifest, verify_bucket
+
+logger = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+FENCE = "fence.json"
+_NAME = re.compile(r"step-(\d{8,})\.epoch-(\d+)")
+_DRAFT = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]+\.tmp")
+
+
+class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`manifest.json`; `digest` is of the bytes of `manifest`."""
+
+    digest: str
+    manifest: msgspec.Raw
+
+
+def write_file(path: Path, parts: Sequence[bytes | memoryview]) -> None:
+    """A new file, on the disk when this returns."""
+    with path.open("xb") as file:
+        for part in parts:
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+class FolderStore:
+    """Picklable: every copy sees the same folder. `keep` versions stay, the oldest go with a publication.
+
+    `write` puts one file on the disk; tests let it fail.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        *,
+        keep: int = 3,
+        write: Callable[[Path, Sequence[bytes | memoryview]], None] = write_file,
+    ) -> None:
+        if keep < 1:
+            raise RequestError(f"a folder store keeps 1 version or more, not {keep}")
+        self._root = Path(root)
+        self._keep = keep
+        self._write = write
+
+    # --- the port
+
+    def publish(self, manifest: Manifest, buckets: Sequence[bytes | memoryview]) -> None:
+        check_counts(manifest, buckets)
+        version = manifest.version
+        draft = self._draft(version)
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            check_newer(version, self._fence())
+            self._clear_drafts(version)
+            try:
+                draft.mkdir()
+                self._fill(draft, manifest, buckets)
+                with self._locked():
+                    check_newer(version, self._fence())
+                    self._commit(draft, self._folder(version))
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
+        except OSError as error:
+            raise WeightError(self._not_written(manifest, error)) from error
+        for old in self._held()[: -self._keep]:
+            try:
+                self.drop(old)
+            except WeightError as error:
+                logger.warning("%s is published, but an old version stays: %s", version, error)
+
+    def manifest(self, version: Version) -> Manifest:
+        data = self._read(version, MANIFEST, lambda path: path.read_bytes())
+        try:
+            whole = msgspec.json.decode(data, type=_Sealed)
+            if manifest_digest(bytes(whole.manifest)) == whole.digest:
+                return msgspec.json.decode(whole.manifest, type=Manifest)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass
+        raise DigestMismatch(f"the manifest of {version} in {self._root} was cut or damaged; publish the version again")
+
+    def bucket(self, version: Version, index: int) -> bytes:
+        manifest = self.manifest(version)
+        check_index(manifest, index)
+        data = self._read(version, _file_name(index), _bucket_bytes)
+        verify_bucket(manifest, index, data)
+        return data
+
+    def newest(self) -> Version | None:
+        return max(self._held(), default=None)
+
+    def drop(self, version: Version) -> None:
+        folder, draft = self._folder(version), self._draft(version)
+        if not folder.is_dir():
+            return
+        try:
+            with self._locked():
+                if version == self.newest():
+                    self._raise_fence(version)
+                with suppress(FileNotFoundError):  # dropped by another process meanwhile
+                    folder.rename(draft)
+        except OSError as error:
+            raise WeightError(f"{version} could not be dropped from {self._root}: {error}") from error
+        shutil.rmtree(draft, ignore_errors=True)
+
+    # --- writing
+
+    def _fill(self, draft: Path, manifest: Manifest, buckets: Sequence[bytes | memoryview]) -> None:
+        for index, bucket in enumerate(buckets):
+            view = memoryview(bucket).cast("B")
+            path = draft / _file_name(index)
+            self._write(path, (header(manifest, index), view))
+            # After writing: a publisher that changes its buffer meanwhile is found out too.
+            verify_bucket(manifest, index, view)
+        data, digest = sealed(manifest)
+        self._write(draft / MANIFEST, (msgspec.json.encode(_Sealed(digest, msgspec.Raw(data))),))
+        _sync_folder(draft)
+
+    def _commit(self, draft: Path, folder: Path) -> None:
+        draft.rename(folder)
+        try:
+            _sync_folder(self._root)
+        except OSError:
+            folder.rename(draft)
+            raise
+
+    def _clear_drafts(self, version: Version) -> None:
+        """What killed publishers left. One of a newer version is the work of a successor, and stays.
+
+        Renamed first: a publisher that is alive after all can no longer give its name to what is being removed.
+        """
+        for path in self._root.iterdir():
+            match = _DRAFT.fullmatch(path.name)
+            if match and _version(match) <= version:
+                gone = self._draft(_version(match))
+                with suppress(FileNotFoundError):
+                    path.rename(gone)
+                shutil.rmtree(gone, ignore_errors=True)
+
+    def _fence(self) -> Version | None:
+        """The newest version ever published."""
+        try:
+            removed = [msgspec.json.decode((self._root / FENCE).read_bytes(), type=Version)]
+        except FileNotFoundError:
+            removed = []
+        except msgspec.DecodeError as error:
+            raise WeightError(
+                f"{self._root / FENCE} is damaged ({error}), so that it is unknown which versions were published. "
+                "Write the newest as [epoch, step] into it, or use an empty folder."
+            ) from error
+        return max((*self._held(), *removed), default=None)
+
+    def _raise_fence(self, version: Version) -> None:
+        """Before the newest version is removed: that it was published is remembered."""
+        path = self._root / FENCE
+        if path.exists() and msgspec.json.decode(path.read_bytes(), type=Version) >= version:
+            return
+        draft = self._root / f".{FENCE}.{uuid.uuid4().hex}"
+        try:
+            write_file(draft, (msgspec.json.encode(version),))
+            draft.replace(self._root / FENCE)
+        finally:
+            draft.unlink(missing_ok=True)
+        _sync_folder(self._root)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Alone among all who publish and drop. Held for short: nothing large is written under it."""
+        file = os.open(self._root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(file)
+
+    def _not_written(self, manifest: Manifest, error: OSError) -> str:
+        what = f"{manifest.version} could not be written to {self._root}: {error}. Nothing was published. "
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            free = shutil.disk_usage(next(path for path in (self._root, *self._root.parents) if path.exists())).free
+            return what + (
+                f"It takes {manifest.total_bytes:,} bytes and the disk has {free:,} free, perhaps fewer for this user; "
+                "make room, keep fewer versions, or use another folder."
+            )
+        return what + "Check that every machine may write there and that its mount supports locks."
+
+    # --- reading
+
+    def _read(self, version: Version, name: str, read: Callable[[Path], bytes]) -> bytes:
+        try:
+            return read(self._folder(version) / name)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+                raise WeightError(f"{version} cannot be read from {self._root}: {error}") from error
+            held = self._held()
+            if version in held:
+                raise VersionMissing(f"{version} in {self._root} lacks {name}; publish the version again") from error
+            raise not_held(version, held) from error
+
+    def _held(self) -> list[Version]:
+        if not self._root.is_dir():
+            return []
+        return sorted(_version(match) for path in self._root.iterdir() if (match := _NAME.fullmatch(path.name)))
+
+    def _folder(self, version: Version) -> Path:
+        return self._root / f"step-{version.step:08}.epoch-{version.epoch}"
+
+    def _draft(self, version: Version) -> Path:
+        """Another one each time, so that no two publishers write into the same."""
+        return self._root / f".{self._folder(version).name}.{uuid.uuid4().hex}.tmp"
+
+
+def _version(match: re.Match[str]) -> Version:
+    return Version(epoch=int(match[2]), step=int(match[1]))
+
+
+def _file_name(index: int) -> str:
+    return f"bucket-{index:05}.safetensors"
+
+
+def _bucket_bytes(path: Path) -> bytes:
+    """What follows the header; nothing, if the file ends before. The caller verifies the digest."""
+    with path.open("rb") as file:
+        start = data_start(file.read(LENGTH_BYTES))
+        if start > os.fstat(file.fileno()).st_size:
+            return b""
+        file.seek(start)
+        return file.read()
+
+
+def _sync_folder(folder: Path) -> None:
+    """The names in a folder, on the disk."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,116 @@
+"""`rollart bench engine`: how fast the torch engine generates, against `transformers.generate` and the hardware."""
+
+import json as jsonlib
+import sys
+import tomllib
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from rollart.types.errors import RequestError
+
+LENGTHS = "bench_engine.toml"
+VLLM_PYTHON = Path(".venv-vllm/bin/python")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """So many new tokens, then so many to generate."""
+
+    new: int
+    answer: int
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Trajectories, each a list of turns; the first turn's new tokens are its prompt."""
+
+    trajectories: tuple[tuple[Turn, ...], ...]
+
+    @property
+    def tokens(self) -> int:
+        """Generated ones."""
+        return sum(turn.answer for turns in self.trajectories for turn in turns)
+
+    def first(self, count: int) -> "Workload":
+        return Workload(self.trajectories[:count])
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One model size and what it generates."""
+
+    name: str
+    config: dict[str, Any]
+    repeats: int
+    single: Workload
+    multi: Workload
+
+
+def engine(
+    model: Annotated[str, typer.Option(help="One of 1M, 3M, 10M, 50M; without it, all of them.")] = "",
+    vllm: Annotated[Path, typer.Option(help="The Python of vLLM's environment: `make venv-vllm`.")] = VLLM_PYTHON,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout and nothing else.")] = False,
+) -> None:
+    """Tokens per CPU-second of the torch engine, on one core. All sizes take some minutes.
+
+    Against `transformers.generate` at batches of 1, 16 and 64 and on 64 trajectories of 2 to 8 turns (vs_generate_…),
+    against what the matrix products alone would take, with reading the KV at the speed of the memory (limit_share_b64),
+    and against vLLM where its environment is there (vs_vllm_b64). Models have random weights; all sides use float32 and
+    one thread. The engine and `generate` take turns, and the median counts.
+
+    Example: rollart bench engine --model 10M --json
+    """
+    try:
+        from rollart.cli.bench_engine_run import measure
+    except ModuleNotFoundError as error:
+        raise RequestError(f"{error.name} is missing; install rollart[train] to measure the engine") from None
+    benches = load_benches()
+    if model and model not in benches:
+        raise RequestError(f"--model {model!r} is unknown; use one of {', '.join(benches)}")
+    result = {}
+    for name in [model] if model else benches:
+        _say(f"{name} ...")
+        result[name] = measure(benches[name], _say, vllm if vllm.is_file() else None)
+    if json:
+        sys.stdout.write(jsonlib.dumps(result) + "\n")
+    else:
+        _show(Console(), result)
+
+
+def load_benches() -> dict[str, Bench]:
+    """The committed sizes, smallest first."""
+    file = resources.files("rollart.cli").joinpath(LENGTHS)
+    tables = tomllib.loads(file.read_text(encoding="utf-8"))
+    single = tables["single"]
+    one_turn = Workload(
+        tuple((Turn(new, answer),) for new, answer in zip(single["prompts"], single["answers"], strict=True))
+    )
+    multi = Workload(tuple(tuple(Turn(*turn) for turn in turns) for turns in tables["multi"]["trajectories"]))
+    longest = max(sum(turn.new + turn.answer for turn in turns) for turns in multi.trajectories)
+    common = {"model_type": "qwen3", "tie_word_embeddings": True, "max_position_embeddings": 2 * longest}
+    return {
+        name: Bench(name, {**common, **config}, tables["repeats"][name], one_turn, multi)
+        for name, config in tables["models"].items()
+    }
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def _show(console: Console, result: dict[str, dict[str, float]]) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("figure")
+    for name in result:
+        table.add_column(name, justify="right")
+    for key in next(iter(result.values())):
+        table.add_row(key, *[f"{figures[key]:.2f}" for figures in result.values()])
+    console.print(table)

@@ -1,0 +1,293 @@
+"""The sides of `rollart bench engine`, and what they are compared with.
+
+All are driven in this process on one thread and measured by its CPU time. A side is given a workload and generates
+exactly its tokens, sampled at temperature 1; prompts and observations are random tokens, the same for every side.
+"""
+
+import json
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import GenerationConfig
+
+from rollart.backends.engines.torch_engine import TorchEngine
+from rollart.backends.models import build_model
+from rollart.backends.stores.memory import MemoryStore
+from rollart.backends.stores.tensors import pack
+from rollart.cli.bench_engine import Bench, Turn, Workload
+from rollart.types.errors import RunError
+from rollart.types.ids import RequestId, TrajectoryId
+from rollart.types.messages import Add, EndSession, Sampling, Stage, Staged, TurnDone, Update, Updated
+from rollart.types.tokens import Segment, TokenSequence
+from rollart.types.versions import Version
+
+BATCHES = (1, 16, 64)
+LIMITED = "b64"
+"""The workload that is compared with the hardware, and with vLLM."""
+UPDATES = 5
+UPDATE_ANSWER = 200
+BANDWIDTH_BYTES = 256 * 2**20
+"""More than a cache holds."""
+
+
+def measure(bench: Bench, say: Callable[[str], None], vllm: Path | None) -> dict[str, float]:
+    """All figures of one size; those of vLLM if its Python is given."""
+    torch.set_num_threads(1)
+    model = build_model({"config": bench.config}, dtype="float32", device="cpu")
+    ours, theirs = EngineSide(bench, model), GenerateSide(model)
+    figures: dict[str, float] = {}
+    workloads = {f"b{batch}": bench.single.first(batch) for batch in BATCHES} | {"multiturn": bench.multi}
+    for name, workload in workloads.items():
+        rates, ratios, shares = [], [], []
+        for side in (ours, theirs):
+            side.run(workload.first(2))  # what is done once per process is not measured
+        for _ in range(bench.repeats):
+            seconds = cpu_seconds(ours.run, workload)
+            rates.append(workload.tokens / seconds)
+            ratios.append(cpu_seconds(theirs.run, workload) / seconds)
+            if name == LIMITED:
+                shares.append(limit_seconds(ours, workload) / seconds)
+        rate, ratio = statistics.median(rates), statistics.median(ratios)
+        figures[f"vs_generate_{name}"], figures[f"tokens_per_cpu_s_{name}"] = ratio, rate
+        say(f"  {name}: {rate:,.0f} tokens per CPU-second, {ratio:.2f} × generate")
+        if shares:
+            figures[f"limit_share_{name}"] = statistics.median(shares)
+            say(f"  {name}: {statistics.median(shares):.2f} of what the matrix products alone would give")
+    figures["update_stall_ms"] = ours.update_stall_s(bench.single) * 1e3
+    say(f"  an update stalls for {figures['update_stall_ms']:.1f} ms")
+    if vllm is not None:
+        rate = vllm_tokens_per_cpu_s(vllm, model, bench.single)
+        figures[f"vs_vllm_{LIMITED}"] = figures[f"tokens_per_cpu_s_{LIMITED}"] / rate
+        say(f"  {LIMITED}: {figures[f'vs_vllm_{LIMITED}']:.2f} × vLLM")
+    return figures
+
+
+def cpu_seconds(work: Callable[..., object], *arguments: object) -> float:
+    before = time.process_time()
+    work(*arguments)
+    return time.process_time() - before
+
+
+class EngineSide:
+    """The torch engine, driven as a runtime would; observations come at once."""
+
+    def __init__(self, bench: Bench, model: Any) -> None:
+        self._store = MemoryStore()
+        self._tensors = model.state_dict()
+        self.vocabulary = int(bench.config["vocab_size"])
+        settings = {
+            "model": {"config": bench.config},
+            "store": self._store,
+            "slots": max(BATCHES),
+            "max_context": bench.config["max_position_embeddings"],
+            "kv_on_update": "keep",
+        }
+        self._engine = TorchEngine(settings, lambda: None)
+        self._version = Version(0, 0)
+        self._requests = 0
+        self._take(self._stage())
+
+    def run(self, workload: Workload) -> None:
+        conversation = _Conversation(self, workload)
+        self._engine.post(conversation.begin())
+        while conversation.waiting:
+            for event in self._engine.advance(0.0).events:
+                if not isinstance(event, TurnDone):
+                    raise RunError(f"the bench expects every turn to be served, but got {event}")
+                self._engine.post([conversation.hear(event)])
+        self._engine.advance(0.0)
+
+    def next_request(self) -> RequestId:
+        self._requests += 1
+        return RequestId(self._requests)
+
+    def update_stall_s(self, workload: Workload) -> float:
+        """By how much the step with an update in it is longer than the others, with all slots in flight; the median.
+
+        KV is kept, so this is the update alone.
+        """
+        long = Workload(tuple((Turn(turns[0].new, UPDATE_ANSWER),) for turns in workload.trajectories))
+        conversation = _Conversation(self, long)
+        self._engine.post(conversation.begin())
+        stalls = []
+        for _ in range(UPDATES):
+            version = self._stage()
+            steps = [cpu_seconds(self._engine.advance, 0.0) for _ in range(3)]
+            self._engine.post([Update(version)])
+            stalls.append(cpu_seconds(self._engine.advance, 0.0) - statistics.median(steps))
+        self._engine.post(conversation.end())
+        self._engine.advance(0.0)
+        return statistics.median(stalls)
+
+    def _stage(self) -> Version:
+        self._version = Version(0, self._version.step + 1)
+        manifest, buckets = pack(self._tensors, version=self._version, parent=None, bucket_bytes=64 * 2**20)
+        self._store.publish(manifest, buckets)
+        self._engine.post([Stage(manifest)])
+        while Staged(self._version) not in self._engine.advance(0.0).events:
+            pass
+        self._store.drop(self._version)
+        return self._version
+
+    def _take(self, version: Version) -> None:
+        self._engine.post([Update(version)])
+        if Updated(version) not in self._engine.advance(0.0).events:
+            raise RunError(f"{version} could not be served")
+
+
+class _Conversation:
+    """What the controller says to the engine: the turns of a workload, each as soon as the one before it ended."""
+
+    def __init__(self, side: EngineSide, workload: Workload) -> None:
+        self._side = side
+        self._random = np.random.default_rng(0)
+        self._turns = [list(turns) for turns in workload.trajectories]
+        self._logs = [TokenSequence() for _ in self._turns]
+        self.waiting: dict[RequestId, int] = {}
+
+    def begin(self) -> list[Add]:
+        return [self._add(index) for index in range(len(self._turns))]
+
+    def hear(self, done: TurnDone) -> Add | EndSession:
+        index = self.waiting.pop(done.request)
+        self._logs[index].append_sampled(done.generated)
+        return self._add(index) if self._turns[index] else EndSession(TrajectoryId(index))
+
+    def end(self) -> list[EndSession]:
+        return [EndSession(TrajectoryId(index)) for index in range(len(self._turns))]
+
+    def _add(self, index: int) -> Add:
+        turn, log = self._turns[index].pop(0), self._logs[index]
+        log.append_context(Segment.of(self._random.integers(0, self._side.vocabulary, turn.new).astype(np.int32)))
+        request = self._side.next_request()
+        self.waiting[request] = index
+        return Add(
+            request=request,
+            session=TrajectoryId(index),
+            task="bench",
+            prefix_length=log.turn_length,
+            prefix_digest=log.turn_digest,
+            new=log.since_turn(),
+            sampling=Sampling(turn.answer, seed=request),
+        )
+
+
+class GenerateSide:
+    """`transformers.generate`: a left-padded batch per turn, run to its longest answer; every turn prefills anew."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._model.generation_config = GenerationConfig()
+
+    def run(self, workload: Workload) -> None:
+        random = np.random.default_rng(0)
+        vocabulary = int(self._model.config.vocab_size)
+        contexts: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64) for _ in workload.trajectories]
+        for depth in range(max(len(turns) for turns in workload.trajectories)):
+            members = [index for index, turns in enumerate(workload.trajectories) if depth < len(turns)]
+            for index in members:
+                new = random.integers(0, vocabulary, workload.trajectories[index][depth].new)
+                contexts[index] = np.concatenate([contexts[index], new])
+            answers = [workload.trajectories[index][depth].answer for index in members]
+            generated = self._generate([contexts[index] for index in members], max(answers))
+            for index, answer, tokens in zip(members, answers, generated, strict=True):
+                contexts[index] = np.concatenate([contexts[index], tokens[:answer]])
+
+    def _generate(self, contexts: list[NDArray[np.int64]], new_tokens: int) -> NDArray[np.int64]:
+        width = max(len(context) for context in contexts)
+        inputs = torch.zeros(len(contexts), width, dtype=torch.long)
+        mask = torch.zeros_like(inputs)
+        for row, context in enumerate(contexts):
+            inputs[row, width - len(context) :] = torch.from_numpy(context)
+            mask[row, width - len(context) :] = 1
+        with torch.inference_mode():
+            out = self._model.generate(
+                inputs, attention_mask=mask, max_new_tokens=new_tokens, do_sample=True, top_k=0, pad_token_id=0
+            )
+        tokens: NDArray[np.int64] = out[:, width:].numpy()
+        return tokens
+
+
+def vllm_tokens_per_cpu_s(python: Path, model: Any, workload: Workload) -> float:
+    """vLLM on the same lengths and the same architecture, in its own environment."""
+    lengths = [[turns[0].new, turns[0].answer] for turns in workload.trajectories]
+    with tempfile.TemporaryDirectory() as folder:
+        model.config.architectures = [type(model).__name__]
+        model.config.save_pretrained(folder)
+        command = [str(python), "-m", "rollart.cli.bench_vllm", folder, json.dumps(lengths)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RunError(f"the bench of vLLM failed: {done.stderr.strip()[-500:]}")
+    return float(json.loads(done.stdout)["tokens_per_cpu_s"])
+
+
+# --- the limit ------------------------------------------------------------------------------------------------------
+
+
+class Product(NamedTuple):
+    """One matrix product of a run: its sizes, and which weights it read, in which layout."""
+
+    rows: int
+    inner: int
+    columns: int
+    weights: int
+    strides: tuple[int, ...]
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
+    """Notes every matrix product with weights, and how many bytes of KV the attention read."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.products: list[Product] = []
+        self.kv_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in ("mm", "addmm", "addmm_"):
+            left, right = args[-2:]
+            rows, inner = left.shape
+            self.products.append(Product(rows, inner, right.shape[1], right.data_ptr(), right.stride()))
+        elif name in ("bmm", "baddbmm"):
+            self.kv_bytes += args[-1].numel() * args[-1].element_size()
+        return func(*args, **(kwargs or {}))
+
+
+def limit_seconds(side: EngineSide, workload: Workload) -> float:
+    """What the products of a run take by themselves, and reading its KV once as fast as memory is read."""
+    recorder = Recorder()
+    with recorder:
+        side.run(workload)
+    weights: dict[int, torch.Tensor] = {}
+    for product in recorder.products:
+        if product.weights not in weights:
+            size = (product.inner, product.columns)
+            weights[product.weights] = torch.empty_strided(size, product.strides).fill_(0.01)
+    inputs = {size: torch.full(size, 0.01) for size in {product[:2] for product in recorder.products}}
+    outputs = {size: torch.empty(size) for size in {(product.rows, product.columns) for product in recorder.products}}
+
+    @torch.inference_mode()
+    def replay() -> None:
+        for product in recorder.products:
+            torch.mm(
+                inputs[product.rows, product.inner],
+                weights[product.weights],
+                out=outputs[product.rows, product.columns],
+            )
+
+    return cpu_seconds(replay) + recorder.kv_bytes / read_bytes_per_s()
+
+
+def read_bytes_per_s() -> float:
+    block = torch.ones(BANDWIDTH_BYTES // 4)
+    best_s: float = min(cpu_seconds(block.sum) for _ in range(5))
+    return BANDWIDTH_BYTES / best_s
