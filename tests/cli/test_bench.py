@@ -8,6 +8,7 @@ import pytest
 
 from rollart.cli.bench import HEADLINE, SIZES, growth_exponent, measure, summarise
 from rollart.cli.main import main
+from rollart.cli.pages import large_pages
 
 KEYS = {"us_per_turn", "step_cpu_s", "peak_mb", "growth_exponent", "sizes"}
 
@@ -66,3 +67,15 @@ def test_growth_needs_two_sizes() -> None:
     exponent = growth_exponent([(10, 1.0), (100, 10**1.1), (1000, 10**2.2)])
     assert exponent is not None
     assert math.isclose(exponent, 1.1)
+
+
+def test_large_pages_are_asked_for_unless_the_user_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.36"))
+    monkeypatch.setattr("sys.platform", "linux")
+    asked = large_pages({"HOME": "/"})
+    assert asked == {"HOME": "/", "PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    assert large_pages(asked) == asked, "a restart is not restarted"
+    assert large_pages({"PYTHONMALLOC": "debug"}) == {"PYTHONMALLOC": "debug"}
+    for libc in (("", ""), ("musl", "1.2"), ("glibc", "2.31")):
+        monkeypatch.setattr("platform.libc_ver", lambda libc=libc: libc)
+        assert large_pages({}) == {}

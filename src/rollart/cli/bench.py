@@ -2,6 +2,7 @@
 
 import json as jsonlib
 import math
+import os
 import resource
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rollart.cli.bench_engine import engine
+from rollart.cli.pages import large_pages
 from rollart.sim.run import simulate
 from rollart.sim.scenario import Scenario, load_scenario
 from rollart.types.errors import RequestError, RunError
@@ -44,7 +46,8 @@ def control(
     """CPU and memory of the controller, from 100 to 30,000 trajectories at once. Takes some minutes.
 
     Every size is a process of its own that runs the scenario `huge` in virtual time, in mode rollart, with engines and
-    environments in proportion. The simulated workers are part of the cost.
+    environments in proportion, and with large pages, as `rollart sim` runs what is large. The simulated workers are
+    part of the cost.
 
     Example: rollart bench control --json
     """
@@ -165,7 +168,11 @@ def _measure_apart(trajectories: int) -> dict[str, Any]:
     sys.stderr.write(f"{trajectories:,} trajectories ... ")
     sys.stderr.flush()
     done = subprocess.run(
-        [sys.executable, "-m", "rollart.cli.bench", str(trajectories)], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "rollart.cli.bench", str(trajectories)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=large_pages(os.environ),
     )
     if done.returncode:
         sys.stderr.write("failed\n")

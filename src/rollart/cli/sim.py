@@ -8,6 +8,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from rollart.cli.pages import MANY_AGENTS, restart_with_large_pages
 from rollart.cli.picture import comparison_svg
 from rollart.cli.render import show_comparison, show_report
 from rollart.config.modes import Mode
@@ -41,6 +42,8 @@ def sim(
     reports: dict[str, tuple[Report, str]] = {}
     for name in modes:
         loaded = load_scenario(scenario, [*assignments, *([f"mode={name}"] if name else [])])
+        if loaded.config.batch.trajectories >= MANY_AGENTS:
+            restart_with_large_pages()
         done = simulate(loaded)
         if done.error is not None:
             raise done.error
