@@ -5,7 +5,6 @@ import pytest
 import torch
 from parts import TINY, V1, V2, V3, VOCABULARY, Driver, tiny_model
 
-from rollart.algo.loss import grpo_terms
 from rollart.backends.engines.sampling import sample_chunk
 from rollart.backends.models import build_model, token_logprobs
 from rollart.backends.stores.memory import MemoryStore
@@ -60,28 +59,14 @@ def action_logprob(model, log):
     return logprobs[torch.tensor(log.action_mask()[1:])].mean().item()
 
 
-def test_the_loss_is_the_formula():
-    logprobs = torch.tensor([-1.0, -2.0, -0.5, -3.0], requires_grad=True)
-    behaviour = torch.tensor([-1.0, -2.5, -0.1, -9.0])
-    mask = torch.tensor([True, True, True, False])
-    ratios = [1.0, math.exp(0.5), math.exp(-0.4)]
-    up = grpo_terms(logprobs, behaviour, mask, advantage=2.0, clip=0.2)
-    assert up.loss.item() == pytest.approx(-2.0 * (1.0 + 1.2 + ratios[2]))
-    assert up.tokens == 3
-    assert up.ratio.item() == pytest.approx(sum(ratios))
-    assert up.mismatch.item() == pytest.approx(0.9)
-    down = grpo_terms(logprobs, behaviour, mask, advantage=-2.0, clip=0.2)
-    assert down.loss.item() == pytest.approx(2.0 * (1.0 + ratios[1] + 0.8))
-    up.loss.backward()
-    # The clipped token and the masked one have no gradient.
-    assert logprobs.grad.tolist() == pytest.approx([-2.0, 0.0, -2.0 * ratios[2], 0.0])
-
-
 def test_metrics_before_the_first_step_show_an_engine_that_agrees():
     (done,) = trainer().ask(Train(1, V1, batch()))
     assert done.metrics["mismatch"] <= 1e-4
     assert done.metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-4)
     assert done.metrics["loss"] == pytest.approx(0.0, abs=1e-4)  # advantages of equal lengths add up to 0
+    assert done.metrics["mismatch_kl"] <= 1e-6
+    assert done.metrics["max_ratio"] == pytest.approx(1.0, abs=1e-3)
+    assert done.metrics["effective_samples"] == pytest.approx(1.0, abs=1e-4)
     assert done.metrics["tokens"] == 4 * 12
     assert done.metrics["grad_norm"] > 0
     assert done.metrics["skipped"] == 0

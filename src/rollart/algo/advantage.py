@@ -1,23 +1,203 @@
-"""Advantages from the rewards of a group."""
+"""Advantages: how much better a trajectory, a turn or a token did than was to be expected.
 
-from collections.abc import Sequence
+What was to be expected is the rest of the group (GRPO, Dr. GRPO, RLOO, GiGPO), the rest of the batch (REINFORCE++) or
+a learnt value (GAE). None of them needs tokens or torch, so the controller can compute them, in float64. All are
+equivariant: in another order the same trajectories have the same advantages.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+
+EPSILON = 1e-6
+"""Added to a deviation before it divides: what differs by almost nothing has almost no advantage."""
 
 
 def grpo(rewards: Sequence[float]) -> list[float]:
-    """Group-relative advantages, A_i = (r_i - mean r) / (std r + 1e-6) (GRPO, Shao et al. 2024, arXiv 2402.03300).
+    """Group-relative advantages, A_i = (r_i − mean r) / (std r + 1e-6) (GRPO, Shao et al. 2024, arXiv:2402.03300).
 
     The mean is the baseline, so advantages of a group add up to 0; a group in which all rewards are equal has none.
-    The deviation is that of the sample (n - 1), which is what the common implementations use.
+    The deviation is that of the sample (n − 1), which is what the common implementations use.
 
         >>> [round(a, 3) for a in grpo([1.0, 0.0, 0.0, 1.0])]
         [0.866, -0.866, -0.866, 0.866]
         >>> grpo([1.0, 1.0])
         [0.0, 0.0]
     """
-    values = np.asarray(rewards, dtype=np.float64)
+    return _plain(_standardised(_array(rewards)))
+
+
+def dr_grpo(rewards: Sequence[float]) -> list[float]:
+    """A_i = r_i − mean r (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783).
+
+    GRPO without the deviation, which makes prompts that are nearly always or nearly never solved weigh more than the
+    others. They add up to 0. The paper's other half is to divide the loss by a constant and not by a length:
+    `total_tokens` of a packed batch.
+
+        >>> dr_grpo([1.0, 0.0, 0.0, 1.0])
+        [0.5, -0.5, -0.5, 0.5]
+    """
+    return _plain(_centred(_array(rewards)))
+
+
+def rloo(rewards: Sequence[float]) -> list[float]:
+    """A_i = r_i − mean of the others' r (RLOO, Ahmadian et al. 2024, arXiv:2402.14740; Kool et al. 2019).
+
+    A baseline that the trajectory itself has no part in, so the gradient is unbiased. It is n / (n − 1) times the
+    advantage of `dr_grpo`, and is computed so. One that is alone has nobody to compare with, and no advantage.
+
+        >>> rloo([1.0, 0.0, 0.0])
+        [1.0, -0.5, -0.5]
+    """
+    values = _array(rewards)
+    if values.size < 2:
+        return [0.0] * values.size
+    return _plain(_centred(values) * (values.size / (values.size - 1)))
+
+
+def reinforce_plus_plus(groups: Sequence[Sequence[float]], *, group_baseline: bool = False) -> list[list[float]]:
+    """A_i = (b_i − mean b) / (std b + 1e-6) over the whole batch (REINFORCE++, Hu et al. 2025, arXiv:2501.03262).
+
+    b_i is the reward, or, with `group_baseline`, the reward less the mean of its group (the paper's variant for several
+    samples of a prompt). One deviation for the batch: a group that hardly differs is not blown up, and an easy prompt
+    does not weigh more than a hard one. They add up to 0 over the batch; with `group_baseline` in every group too.
+
+        >>> [[round(a, 3) for a in group] for group in reinforce_plus_plus([[1.0, 0.0], [0.0, 0.0]])]
+        [[1.5, -0.5], [-0.5, -0.5]]
+    """
+    parts = [_centred(_array(group)) if group_baseline else _array(group) for group in groups]
+    if not parts:
+        return []
+    batch = _standardised(np.concatenate(parts))
+    ends = np.cumsum([part.size for part in parts])
+    return [_plain(batch[end - part.size : end]) for part, end in zip(parts, ends, strict=True)]
+
+
+def gigpo(
+    states: Sequence[Sequence[Hashable]],
+    rewards: Sequence[Sequence[float]],
+    *,
+    step_weight: float = 1.0,
+    discount: float = 0.95,
+    normalise: bool = True,
+) -> list[list[float]]:
+    """One advantage per turn: A_it = A^E_i + ω A^S_it (GiGPO, Feng et al. 2025, arXiv:2505.10978).
+
+        A^E_i  = (R_i − mean R) / F                    episodes of the group, R_i = Σ_t r_it
+        A^S_it = (G_it − mean G) / F                   turns of the group that start in the same state
+        G_it   = Σ_{k ≥ t} γ^(k − t) r_ik
+
+    `states[i][t]` is the key of the state that turn t of trajectory i starts in; `rewards[i][t]` what the turn earned,
+    a reward for the episode as a whole being part of the last one. F is the deviation + 1e-6, or 1 without `normalise`.
+    A state that nobody else came to says nothing about its turn. A^S adds up to 0 over the turns of a state, A^E over
+    the trajectories of the group.
+
+        >>> gigpo([["s", "a"], ["s"]], [[0.0, 1.0], [0.0]], discount=1.0, normalise=False)
+        [[1.0, 0.5], [-1.0]]
+    """
+    scaled = _standardised if normalise else _centred
+    episodes = scaled(_array([float(np.sum(turns)) for turns in rewards]))
+    meetings: dict[Hashable, list[tuple[int, int]]] = {}
+    for i, keys in enumerate(states):
+        if len(keys) != len(rewards[i]):
+            raise ValueError(
+                f"trajectory {i} has {len(keys)} states and {len(rewards[i])} rewards: one of each per turn"
+            )
+        for t, key in enumerate(keys):
+            meetings.setdefault(key, []).append((i, t))
+    returns = [discounted(turns, discount) for turns in rewards]
+    advantages = [[float(episode)] * len(keys) for episode, keys in zip(episodes, states, strict=True)]
+    for turns in meetings.values():
+        for (i, t), advantage in zip(turns, scaled(_array([returns[i][t] for i, t in turns])), strict=True):
+            advantages[i][t] += step_weight * float(advantage)
+    return advantages
+
+
+class Gae(NamedTuple):
+    """Advantages, and the returns that the value head learns."""
+
+    advantages: NDArray[np.float64]
+    returns: NDArray[np.float64]
+
+
+def gae(
+    rewards: Sequence[float],
+    values: Sequence[float],
+    *,
+    discount: float = 1.0,
+    trace: float = 0.95,
+    bootstrap: float = 0.0,
+) -> Gae:
+    """Generalised advantage estimation over one trajectory (Schulman et al. 2015, arXiv:1506.02438).
+
+        δ_t = r_t + γ V_{t+1} − V_t,    A_t = Σ_{k ≥ t} (γλ)^(k − t) δ_k,    return_t = A_t + V_t
+
+    A step is whatever has a reward and a value: a token, or a turn. `values[t]` is what was expected before step t;
+    `bootstrap` is the value of the state that a truncated trajectory was left in, 0 where the episode ended. `trace` is
+    λ: with 1 the returns are the discounted rewards whatever the values are, with 0 they are the one-step targets.
+
+        >>> gae([0.0, 1.0], [0.5, 0.5], trace=1.0).advantages.tolist()
+        [0.5, 0.5]
+    """
+    reward, value = _array(rewards), _array(values)
+    if reward.shape != value.shape:
+        raise ValueError(f"{reward.size} rewards and {value.size} values: one of each per step")
+    surprise = reward + discount * np.append(value, bootstrap)[1:] - value
+    advantages = discounted(surprise, discount * trace)
+    return Gae(advantages, advantages + value)
+
+
+def discounted(rewards: "Sequence[float] | NDArray[np.float64]", discount: float) -> NDArray[np.float64]:
+    """G_t = Σ_{k ≥ t} γ^(k − t) r_k.
+
+    >>> discounted([1.0, 0.0, 4.0], 0.5).tolist()
+    [2.0, 2.0, 4.0]
+    """
+    out = _array(rewards).copy()
+    for t in range(out.size - 2, -1, -1):
+        out[t] += discount * out[t + 1]
+    return out
+
+
+def zero_variance(rewards: Sequence[float]) -> bool:
+    """Whether a group has no signal: all rewards are equal, and every group-relative advantage is 0.
+
+    Dynamic sampling (DAPO, Yu et al. 2025, arXiv:2503.14476) filters such groups and samples others instead. Exact,
+    because what is compared is what an environment returned and not what was computed from it.
+
+        >>> zero_variance([1.0, 1.0]), zero_variance([1.0, 0.0])
+        (True, False)
+    """
+    values = _array(rewards)
+    return not values.size or bool(values.min() == values.max())
+
+
+def count_zero_variance(groups: Iterable[Sequence[float]]) -> int:
+    """How many of the groups have no signal."""
+    return sum(zero_variance(group) for group in groups)
+
+
+def _centred(values: NDArray[np.float64]) -> NDArray[np.float64]:
     # Compared, not computed: the mean of equal numbers may differ from them in the last bit.
     if not values.size or values.min() == values.max():
-        return [0.0] * values.size
-    return [float(a) for a in (values - values.mean()) / (values.std(ddof=1) + 1e-6)]
+        return np.zeros_like(values)
+    centred: NDArray[np.float64] = values - values.mean()
+    return centred
+
+
+def _standardised(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    centred = _centred(values)
+    if not centred.any():
+        return centred
+    standardised: NDArray[np.float64] = centred / (values.std(ddof=1) + EPSILON)
+    return standardised
+
+
+def _array(values: "Sequence[float] | NDArray[np.float64]") -> NDArray[np.float64]:
+    return np.asarray(values, dtype=np.float64)
+
+
+def _plain(values: NDArray[np.float64]) -> list[float]:
+    return [float(value) for value in values]

@@ -1,42 +1,183 @@
-"""Policy-gradient losses, as pure functions of log-probabilities.
+"""Losses of policy and value head, as pure functions of log-probabilities.
 
-    r_t  = exp(log π_θ(a_t) − log π_b(a_t))                                      the ratio, per token
-    L    = −(1/T) Σ_t min(r_t A, clip(r_t, 1 − ε, 1 + ε) A)                      over all T action tokens of the batch
+    r_t  = π_θ(a_t) / π_prox(a_t)                       the ratio; π_prox is π_b where no proximal policy is given
+    w_t                                                 the correction for who sampled, a constant (`correction`)
+    L    = Σ_t m_t [ w_t · ℓ_t(r_t, A_t) + β KL_t − η H_t ]
+    m_t  = 1 / tokens, or 1 / (sequences · tokens of its sequence)
 
-The clipped surrogate is PPO's (Schulman et al. 2017, arXiv:1707.06347, eq. 7). The advantage A is that of GRPO (Shao et
-al. 2024, DeepSeekMath, arXiv:2402.03300): one number per trajectory, relative to its group. The mean is over tokens of
-the whole batch instead of per trajectory (Yu et al. 2025, DAPO, arXiv:2503.14476, eq. 8), so that a token of a long
-answer weighs as much as one of a short answer. There is no KL term. π_b is the policy that sampled: its log-probability
-is the engine's, recorded token by token, also where a trajectory spans several versions.
+ℓ is what PPO, GSPO and CISPO differ in. What divides comes from outside, so gradients of micro-batches add up exactly
+to that of the batch. Tokens that a mask drops still count in the means. Where a gradient is stopped, as in CISPO, the
+value of a loss is no measure of progress; its gradient is what it is for.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 import torch
 
+from rollart.algo.correction import correction_weights, mismatch
+from rollart.algo.metrics import Metrics
+from rollart.algo.packed import PackedBatch, sequence_lengths, sequence_sums
+from rollart.config.algorithm import Aggregation, CorrectionKind, KlEstimator, LossSettings, PolicyLoss
 
-class GrpoTerms(NamedTuple):
-    """Sums over the action tokens of one sequence; a batch adds them up and divides by all its tokens."""
+
+class Surrogate(NamedTuple):
+    """Per token: what is minimised, and the ratio that it saw."""
 
     loss: torch.Tensor
-    """Carries the gradient."""
     ratio: torch.Tensor
-    mismatch: torch.Tensor
-    """Of |log π_θ − log π_b|."""
-    tokens: int
+    """Detached."""
 
 
-def grpo_terms(
-    logprobs: torch.Tensor, behaviour: torch.Tensor, mask: torch.Tensor, *, advantage: float, clip: float
-) -> GrpoTerms:
-    """The terms of one sequence. `logprobs`, `behaviour`, `mask`: (n,), the mask is true where the policy acted."""
-    logprobs, behaviour = logprobs[mask], behaviour[mask]
-    difference = logprobs - behaviour
-    ratio = torch.exp(difference)
-    surrogate = torch.minimum(ratio * advantage, torch.clamp(ratio, 1.0 - clip, 1.0 + clip) * advantage)
-    return GrpoTerms(
-        loss=-surrogate.sum(),
-        ratio=ratio.detach().sum(),
-        mismatch=difference.detach().abs().sum(),
-        tokens=int(logprobs.numel()),
+def policy_loss(settings: LossSettings, batch: PackedBatch) -> tuple[torch.Tensor, Metrics]:
+    """The scalar to back-propagate, and metrics that micro-batches add up; see the module."""
+    low, high = settings.ratio_bounds()
+    surrogate = SURROGATES[settings.kind](batch, low, high)
+    weights, corrected = _weights(settings, batch)
+    shares = token_shares(settings.aggregated_by(), batch)
+    policy = (shares * weights * surrogate.loss).sum()
+    penalty, penalised = _penalty(settings, batch, shares)
+    loss = policy + penalty
+    measured = Metrics(
+        {
+            "loss": loss.detach(),
+            "policy_loss": policy.detach(),
+            "tokens": shares.new_tensor(float(shares.numel())),
+            "sequences": shares.new_tensor(float(batch.sequences)),
+            "ratio_mean": surrogate.ratio.sum(),
+            # On the side that the advantage pushes to: on the other one PPO does not clip.
+            "clipped_low": ((surrogate.ratio < low) & (batch.advantages < 0)).sum().to(shares.dtype),
+            "clipped_high": ((surrogate.ratio > high) & (batch.advantages > 0)).sum().to(shares.dtype),
+        }
     )
+    trainer = batch.logprobs if batch.proximal is None else batch.proximal
+    return loss, measured + penalised + mismatch(trainer, batch.behaviour) + corrected
+
+
+def ppo(batch: PackedBatch, low: float, high: float) -> Surrogate:
+    """ℓ_t = −min(r_t A_t, clip(r_t, low, high) A_t) (PPO, Schulman et al. 2017, arXiv:1707.06347, eq. 7).
+
+    With high − 1 > 1 − low it is DAPO's clip-higher (Yu et al. 2025, arXiv:2503.14476): an unlikely token can grow by
+    more than a likely one may shrink, which keeps exploration alive. A token that is past the bound on the side that
+    its advantage pushes to has no gradient; on the other side it has, so mistakes can be undone.
+    """
+    ratio = torch.exp(batch.logprobs - _proximal(batch))
+    clipped = ratio.clamp(low, high)
+    return Surrogate(-torch.minimum(ratio * batch.advantages, clipped * batch.advantages), ratio.detach())
+
+
+def gspo(batch: PackedBatch, low: float, high: float) -> Surrogate:
+    """PPO's ℓ with the ratio of the sequence, s = (Π r_t)^(1/n) (GSPO, Zheng et al. 2025, arXiv:2507.18071).
+
+    Rewards are given to sequences, so sequences are what is clipped; as s is a mean in the exponent, its usual bounds
+    are a thousand times narrower. This is the paper's form for advantages per token, GSPO-token: with the ratio sg[s] ·
+    π_θ(a_t) / sg[π_θ(a_t)] every token has the value s and its own gradient. Where all tokens of a sequence have the
+    same advantage it is, in value and gradient, plain GSPO; where sequences have one token it is `ppo`.
+    """
+    log_ratio = batch.logprobs.detach() - _proximal(batch)
+    means = sequence_sums(log_ratio, batch.sequence, batch.sequences) / sequence_lengths(
+        log_ratio, batch.sequence, batch.sequences
+    )
+    ratio = torch.exp(means[batch.sequence] + (batch.logprobs - batch.logprobs.detach()))
+    clipped = ratio.clamp(low, high)
+    return Surrogate(-torch.minimum(ratio * batch.advantages, clipped * batch.advantages), ratio.detach())
+
+
+def cispo(batch: PackedBatch, low: float, high: float) -> Surrogate:
+    """ℓ_t = −sg[clip(r_t, low, high)] A_t log π_θ(a_t) (CISPO, MiniMax 2025, arXiv:2506.13585).
+
+    REINFORCE with a bounded importance weight: what is clipped is the weight and never the gradient, so rare tokens
+    that moved much (a "wait", a change of mind) keep teaching. Inside the bounds the gradient is that of unclipped PPO.
+    """
+    ratio = torch.exp(batch.logprobs.detach() - _proximal(batch))
+    return Surrogate(-ratio.clamp(low, high) * batch.advantages * batch.logprobs, ratio)
+
+
+SURROGATES = {PolicyLoss.PPO: ppo, PolicyLoss.GSPO: gspo, PolicyLoss.CISPO: cispo}
+
+
+def kl_estimate(estimator: KlEstimator, logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """KL(π_θ ‖ π_ref), from one token of π_θ each (Schulman 2020, "Approximating KL divergence"); δ = log π_ref/π_θ.
+
+        k1 = −δ              unbiased; often negative, large variance. Its gradient, ∇log π_θ, is 0 in expectation
+        k2 = δ² / 2          biased, small variance. Its gradient is in expectation exactly ∇KL(π_θ ‖ π_ref)
+        k3 = e^δ − 1 − δ     unbiased, never negative, small variance. Its gradient is in expectation ∇KL(π_ref ‖ π_θ)
+
+    k3 is the default: it is what GRPO penalises with; the number reported is an unbiased estimate of the divergence;
+    every token's penalty is ≥ 0, and 0 only at the reference; and near the reference, where a penalty is meant to keep
+    the policy, its gradient and k2's agree to first order. Far below it (δ ≫ 0) e^δ is steep; there k2 is gentler.
+    """
+    delta = reference - logprobs
+    match estimator:
+        case KlEstimator.K1:
+            return -delta
+        case KlEstimator.K2:
+            return delta.square() / 2
+        case KlEstimator.K3:
+            return torch.expm1(delta) - delta
+        case other:
+            assert_never(other)
+
+
+def token_shares(aggregation: Aggregation, batch: PackedBatch) -> torch.Tensor:
+    """What every token counts. Over the whole batch shares add up to 1, if the totals are its tokens and sequences."""
+    match aggregation:
+        case Aggregation.TOKEN_MEAN:
+            return torch.full_like(batch.behaviour, 1.0 / batch.total_tokens)
+        case Aggregation.SEQUENCE_MEAN:
+            lengths = sequence_lengths(batch.behaviour, batch.sequence, batch.sequences)
+            return 1.0 / (batch.total_sequences * lengths[batch.sequence])
+        case other:
+            assert_never(other)
+
+
+def value_loss(
+    values: torch.Tensor, returns: torch.Tensor, old_values: torch.Tensor, *, clip: float | None, total: float
+) -> tuple[torch.Tensor, Metrics]:
+    """L = (1/total) Σ_t ½ max((V_t − R_t)², (clip(V_t, V°_t − ε, V°_t + ε) − R_t)²), over what has a value.
+
+    V° is the value before the update and R the return of `advantage.gae`. The larger error counts, so a value that went
+    further than ε towards its return has no gradient, and one that went away from it always has (the value clipping of
+    PPO's first implementation, described in Engstrom et al. 2020, arXiv:2005.12729). `clip` = None is the plain square.
+    """
+    error = (values - returns).square()
+    sums = {"value_error": error.detach().sum() / total}
+    if clip is not None:
+        clipped = (old_values + (values - old_values).clamp(-clip, clip) - returns).square()
+        sums["value_clipped"] = (clipped > error).sum().to(values.dtype) / total
+        error = torch.maximum(error, clipped)
+    loss = 0.5 * error.sum() / total
+    sums["value_loss"] = loss.detach()
+    return loss, Metrics(sums)
+
+
+def _penalty(settings: LossSettings, batch: PackedBatch, shares: torch.Tensor) -> tuple[torch.Tensor, Metrics]:
+    """β KL − η H; both are measured wherever the batch has what it takes."""
+    total = shares.new_zeros(())
+    sums: dict[str, torch.Tensor] = {}
+    if batch.reference is not None:
+        kl = kl_estimate(settings.kl_estimator, batch.logprobs, batch.reference)
+        sums["kl"] = kl.detach().sum()
+        if settings.kl_weight:
+            total = total + settings.kl_weight * (shares * kl).sum()
+    elif settings.kl_weight:
+        raise ValueError("a KL penalty needs the reference's log-probabilities of the batch")
+    if batch.entropy is not None:
+        sums["entropy"] = batch.entropy.detach().sum()
+        if settings.entropy_weight:
+            total = total - settings.entropy_weight * (shares * batch.entropy).sum()
+    elif settings.entropy_weight:
+        raise ValueError("an entropy bonus needs the entropy of every token of the batch, with its gradient")
+    return total, Metrics(sums)
+
+
+def _weights(settings: LossSettings, batch: PackedBatch) -> tuple[torch.Tensor, Metrics]:
+    if settings.correction.kind is not CorrectionKind.NONE and batch.proximal is None:
+        raise ValueError(
+            f"the correction `{settings.correction.kind.value}` needs proximal log-probabilities: recompute those of "
+            "the batch before the first update on it"
+        )
+    return correction_weights(settings.correction, _proximal(batch), batch.behaviour, batch.sequence, batch.sequences)
+
+
+def _proximal(batch: PackedBatch) -> torch.Tensor:
+    return batch.behaviour if batch.proximal is None else batch.proximal

@@ -15,6 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from rollart.cli.bench_train import train
 from rollart.sim.run import simulate
 from rollart.sim.scenario import Scenario, load_scenario
 from rollart.types.errors import RequestError, RunError
@@ -27,6 +28,7 @@ SMALLEST = 32
 """One engine of each class."""
 
 app = typer.Typer(help="Measure rollart itself.", no_args_is_help=True, add_completion=False)
+app.command()(train)
 
 
 @app.callback()

@@ -1,0 +1,135 @@
+"""What a trainer optimises. The formulas are in `rollart.algo`; this part imports without torch.
+
+Defaults that the kinds do not share (clip range, aggregation) are those of the papers, and hold unless set.
+"""
+
+import enum
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from rollart.config.base import Strict
+
+NotNegativeReal = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+PositiveReal = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class PolicyLoss(enum.Enum):
+    """What stands before the gradient of a token's log-probability."""
+
+    PPO = "ppo"
+    """The ratio of the token, clipped: the objective of PPO, GRPO, Dr. GRPO, DAPO, RLOO, REINFORCE++ and GiGPO."""
+    GSPO = "gspo"
+    """The length-normalised ratio of its sequence, clipped."""
+    CISPO = "cispo"
+    """The ratio of the token as a constant with a cap: no token is ever without a gradient."""
+
+
+class Aggregation(enum.Enum):
+    """How the terms of tokens become one number."""
+
+    TOKEN_MEAN = "token_mean"
+    """Every token weighs the same, so long sequences weigh more (DAPO)."""
+    SEQUENCE_MEAN = "sequence_mean"
+    """The mean of the sequences' means: every sequence weighs the same (GRPO, GSPO)."""
+
+
+class KlEstimator(enum.Enum):
+    """How the divergence from the reference is estimated from one token; see `rollart.algo.loss.kl_estimate`."""
+
+    K1 = "k1"
+    K2 = "k2"
+    K3 = "k3"
+
+
+class CorrectionKind(enum.Enum):
+    """What is done with the importance weight of a token that another policy sampled."""
+
+    NONE = "none"
+    """Every weight is 1."""
+    TRUNCATE = "truncate"
+    """A weight above the cap becomes the cap (TIS)."""
+    MASK = "mask"
+    """A weight above the cap or below the floor becomes 0 (MIS, IcePop)."""
+
+
+class CorrectionLevel(enum.Enum):
+    """What the weight is the ratio of."""
+
+    TOKEN = "token"
+    """The token: low variance, blind to how likely its prefix was."""
+    SEQUENCE = "sequence"
+    """All the sequence's sampled tokens, their ratios multiplied: exact, and useless where sequences are long."""
+    GEOMETRIC = "geometric"
+    """The geometric mean over the sequence, which does not grow with its length: to find sequences that are off."""
+
+
+class CorrectionSettings(Strict):
+    """How tokens of earlier versions, or of an engine that computes differently, are corrected for."""
+
+    kind: CorrectionKind = CorrectionKind.NONE
+    level: CorrectionLevel = CorrectionLevel.TOKEN
+    cap: PositiveReal = 2.0
+    floor: NotNegativeReal = 0.0
+    """Of `mask` only. IcePop uses 0.5 with a cap of 5."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.floor > 0 and self.kind is not CorrectionKind.MASK:
+            raise ValueError(f"a floor belongs to the correction `mask`, not to `{self.kind.value}`")
+        if self.floor >= self.cap:
+            raise ValueError(f"the floor ({self.floor:g}) must be below the cap ({self.cap:g})")
+        if self.cap < 1:
+            raise ValueError(f"a cap of {self.cap:g} would cut the weight 1 of tokens that need no correction")
+        if self.floor > 1:
+            raise ValueError(f"a floor of {self.floor:g} would mask the weight 1 of tokens that need no correction")
+        return self
+
+
+class LossSettings(Strict):
+    """The loss of the policy."""
+
+    kind: PolicyLoss = PolicyLoss.PPO
+    clip_low: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Ratios below 1 − clip_low are clipped; 1 = never. None = the usual one of the kind."""
+    clip_high: PositiveReal | None = None
+    """Ratios above 1 + clip_high are clipped. None = the usual one of the kind; 0.28 with `ppo` is DAPO's."""
+    aggregation: Aggregation | None = None
+    """None = the usual one of the kind."""
+    kl_weight: NotNegativeReal = 0.0
+    kl_estimator: KlEstimator = KlEstimator.K3
+    entropy_weight: NotNegativeReal = 0.0
+    correction: CorrectionSettings = CorrectionSettings()
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Self:
+        if self.kl_weight > 0 and self.kl_estimator is KlEstimator.K1:
+            raise ValueError(
+                "k1 cannot be a penalty in the loss: its gradient is 0 in expectation, whatever the distance. "
+                "Use k2, which has the gradient that is meant, or k3"
+            )
+        return self
+
+    def ratio_bounds(self) -> tuple[float, float]:
+        """The lowest and the highest ratio that is not clipped."""
+        low, high = _CLIP[self.kind]
+        return (
+            1.0 - (low if self.clip_low is None else self.clip_low),
+            1.0 + (high if self.clip_high is None else self.clip_high),
+        )
+
+    def aggregated_by(self) -> Aggregation:
+        return _AGGREGATION[self.kind] if self.aggregation is None else self.aggregation
+
+
+_CLIP = {
+    PolicyLoss.PPO: (0.2, 0.2),
+    PolicyLoss.GSPO: (3e-4, 4e-4),
+    # No lower bound, as in the paper, which does not give the upper one: a weight of at most 5.
+    PolicyLoss.CISPO: (1.0, 4.0),
+}
+_AGGREGATION = {
+    PolicyLoss.PPO: Aggregation.TOKEN_MEAN,
+    PolicyLoss.GSPO: Aggregation.SEQUENCE_MEAN,
+    PolicyLoss.CISPO: Aggregation.TOKEN_MEAN,
+}
