@@ -74,8 +74,8 @@ class Driver:
         deadline = time.monotonic() + seconds
         while len(self.events) < count:
             self.woken.clear()
-            self.slice()
-            if len(self.events) < count:
+            wake_at = self.slice()
+            if len(self.events) < count and (wake_at is None or wake_at > time.monotonic()):
                 assert self.woken.wait(deadline - time.monotonic()), f"only {self.events} within {seconds} s"
         return self.take()
 
@@ -83,6 +83,11 @@ class Driver:
         """Send and drive until the worker rests."""
         self.send(*commands)
         return self.rest()
+
+    def told(self, *commands: WorkerCommand) -> list[WorkerEvent]:
+        """Send to a worker that answers each command once, and drive until it has."""
+        self.send(*commands)
+        return self.answers(len(commands))
 
     def take(self) -> list[WorkerEvent]:
         events, self.events = self.events, []

@@ -1,19 +1,21 @@
-"""The reference trainer and its checkpoints: it goes on as if it had never stopped."""
+"""Trainers and their checkpoints: they go on as if they had never stopped."""
 
 import json
 import math
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from checkpoint_parts import V1, V2, V3, die, names
-from parts import TINY, VOCABULARY, Driver
+from parts import TINY, VOCABULARY, Driver, tiny_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -22,6 +24,7 @@ from rollart.backends.models import build_model
 from rollart.backends.stores.memory import MemoryStore
 from rollart.backends.trainers.checkpoint import STATE, _State, write_file
 from rollart.backends.trainers.reference import ReferenceTrainer
+from rollart.backends.trainers.torch_trainer import TorchTrainer
 from rollart.types.errors import RequestError
 from rollart.types.messages import Publish, Published, Save, Saved, SaveFailed, Train, Trained
 from rollart.types.tokens import LOGPROB, TOKEN, Generated, Segment, TokenSequence, VersionRun
@@ -31,6 +34,13 @@ from rollart.types.weights import bucket_digest
 
 HERE = Path(__file__).parent
 SOURCES = Path(rollart.__file__).parents[1]
+KINDS = {"reference": ReferenceTrainer, "torch": TorchTrainer}
+
+
+@pytest.fixture(params=KINDS)
+def trainer(request):
+    """Builds trainers of one kind."""
+    return partial(build, KINDS[request.param])
 
 
 def batch(number, advantages=(1.0, -1.0, 0.5)):
@@ -45,15 +55,17 @@ def batch(number, advantages=(1.0, -1.0, 0.5)):
     return tuple(samples)
 
 
-def trainer(root=None, **settings):
+def build(kind, root=None, **settings):
     own = {"model": TINY, "learning_rate": 1e-3, "weight_decay": 0.01, "bucket_bytes": 16384, "store": MemoryStore()}
-    driver = Driver(ReferenceTrainer, {**own, "checkpoints": None if root is None else str(root), **settings})
+    if kind is TorchTrainer:
+        own |= {"token_budget": 30, "schedule": {"warmup_steps": 3}, "max_skipped": 1}
+    driver = Driver(kind, {**own, "checkpoints": None if root is None else str(root), **settings})
     driver.model, driver.optimizer = driver.worker._model, driver.worker._optimizer
     return driver
 
 
 def train(driver, step, *, epoch=0, **options):
-    (done,) = driver.ask(Train(1000 * epoch + step, Version(epoch, step), batch(step, **options)))
+    (done,) = driver.told(Train(1000 * epoch + step, Version(epoch, step), batch(step, **options)))
     return done
 
 
@@ -72,14 +84,14 @@ def same(left, right):
 
 
 def saved(driver, version):
-    assert driver.ask(Save(version)) == [Saved(version)]
+    assert driver.told(Save(version)) == [Saved(version)]
 
 
 def restored(driver):
     return driver.worker.info().restored
 
 
-def test_training_goes_on_bit_by_bit(tmp_path):
+def test_training_goes_on_bit_by_bit(trainer, tmp_path):
     stopped, unstopped = trainer(tmp_path), trainer()
     for step in (1, 2, 3):
         assert train(stopped, step) == train(unstopped, step)
@@ -99,7 +111,7 @@ def test_training_goes_on_bit_by_bit(tmp_path):
     assert same(moments(later), moments(unstopped))
 
 
-def test_the_generators_are_restored(tmp_path):
+def test_the_generators_are_restored(trainer, tmp_path):
     driver = trainer(tmp_path)
     train(driver, 1)
     torch.manual_seed(7)
@@ -110,16 +122,16 @@ def test_the_generators_are_restored(tmp_path):
     assert torch.equal(torch.rand(4), expected)
 
 
-def test_a_restored_trainer_publishes_the_checkpoint_in_a_later_epoch(tmp_path):
+def test_a_restored_trainer_publishes_the_checkpoint_in_a_later_epoch(trainer, tmp_path):
     store = MemoryStore()
     first = trainer(tmp_path, store=store)
     train(first, 1)
-    (before,) = first.ask(Publish(V1))
+    (before,) = first.told(Publish(V1))
     saved(first, V1)
     train(first, 2)
-    first.ask(Publish(V2))
+    first.told(Publish(V2))
     second = trainer(tmp_path, store=store)
-    (after,) = second.ask(Publish(Version(1, 1)))
+    (after,) = second.told(Publish(Version(1, 1)))
     assert isinstance(after, Published)
     assert after.manifest.digests == before.manifest.digests
     assert store.newest() == Version(1, 1)
@@ -132,27 +144,27 @@ def test_a_restored_trainer_publishes_the_checkpoint_in_a_later_epoch(tmp_path):
     assert "not newer" in train(trainer(tmp_path), 1, epoch=1).reason
 
 
-def test_a_trainer_without_a_folder_saves_nothing():
+def test_a_trainer_without_a_folder_saves_nothing(trainer):
     driver = trainer()
     train(driver, 1)
-    (failed,) = driver.ask(Save(V1))
+    (failed,) = driver.told(Save(V1))
     assert isinstance(failed, SaveFailed)
     assert failed.version == V1
     assert "set `checkpoints`" in failed.reason
     assert restored(driver) is None
 
 
-def test_weights_without_a_version_are_not_saved(tmp_path):
+def test_weights_without_a_version_are_not_saved(trainer, tmp_path):
     driver = trainer(tmp_path)
-    (failed,) = driver.ask(Save(V1))
+    (failed,) = driver.told(Save(V1))
     assert isinstance(failed, SaveFailed)
-    driver.ask(Publish(Version(0, 0)))
+    driver.told(Publish(Version(0, 0)))
     saved(driver, Version(0, 0))
     fresh = trainer()
     assert same(weights(trainer(tmp_path, seed=5)), weights(fresh))
 
 
-def test_a_full_disk_is_an_answer_and_the_trainer_goes_on(tmp_path):
+def test_a_full_disk_is_an_answer_and_the_trainer_goes_on(trainer, tmp_path):
     def write(path, data):
         if path.name == "optimizer.safetensors":
             with Path("/dev/full").open("wb") as full:
@@ -164,7 +176,7 @@ def test_a_full_disk_is_an_answer_and_the_trainer_goes_on(tmp_path):
     saved(driver, V1)
     train(driver, 2)
     driver.worker._checkpoints._write = write
-    (failed,) = driver.ask(Save(V2))
+    (failed,) = driver.told(Save(V2))
     assert isinstance(failed, SaveFailed)
     assert "No space left on device" in failed.reason
     assert restored(trainer(tmp_path)) == V1
@@ -174,7 +186,7 @@ def test_a_full_disk_is_an_answer_and_the_trainer_goes_on(tmp_path):
     assert restored(trainer(tmp_path)) == V2
 
 
-def test_old_checkpoints_go(tmp_path):
+def test_old_checkpoints_go(trainer, tmp_path):
     driver = trainer(tmp_path, keep_checkpoints=1)
     for step in (1, 2):
         train(driver, step)
@@ -182,7 +194,7 @@ def test_old_checkpoints_go(tmp_path):
     assert names(tmp_path) == ["step-00000002.epoch-0"]
 
 
-def test_the_folder_is_a_model_that_transformers_loads(tmp_path):
+def test_the_folder_is_a_model_that_transformers_loads(trainer, tmp_path):
     driver = trainer(tmp_path)
     train(driver, 1)
     saved(driver, V1)
@@ -194,13 +206,44 @@ def test_the_folder_is_a_model_that_transformers_loads(tmp_path):
     assert "lm_head.weight" not in load_file(folder / "model.safetensors")  # tied, and there once
     state = json.loads((folder / STATE).read_text())
     assert state["version"] == [0, 1]
-    assert state["facts"]["optimizer"]["lr"] == 1e-3
-    assert set(state["files"]) == {"config.json", "model.safetensors", "optimizer.safetensors", "random.safetensors"}
+    assert state["facts"]["optimizer"]["lr"] == driver.optimizer.param_groups[0]["lr"]
+    tensors = {"model.safetensors", "optimizer.safetensors", "random.safetensors"}
+    assert set(state["files"]) == {"config.json", "generation_config.json"} | tensors
+
+
+def test_a_model_keeps_its_tokenizer_and_its_generation_config(trainer, tmp_path):
+    """The folder of a checkpoint is a model for whoever takes it, also for a trainer."""
+    source = tmp_path / "source"
+    tiny_model().save_pretrained(source)
+    texts = {
+        "tokenizer.json": "{}",
+        "merges.txt": "a b",
+        "chat_template.jinja": "{{ x }}",
+        "notes.txt": "no part of it",
+    }
+    texts["generation_config.json"] = json.dumps({"top_k": 7})
+    for name, text in texts.items():
+        (source / name).write_text(text)
+    driver = trainer(tmp_path / "checkpoints", model=str(source))
+    shutil.rmtree(source)
+    train(driver, 1)
+    saved(driver, V1)
+    folder = tmp_path / "checkpoints" / "step-00000001.epoch-0"
+    assert not (folder / "notes.txt").exists()
+    for name in texts.keys() - {"notes.txt"}:
+        assert (folder / name).read_text() == texts[name]
+    assert AutoModelForCausalLM.from_pretrained(folder).generation_config.top_k == 7
+    again = trainer(model=str(folder))
+    assert same(weights(again), weights(driver))
+    damage = folder / "merges.txt"
+    damage.write_text("a c")
+    with pytest.raises(RequestError, match="none of the 1 checkpoints"):
+        trainer(tmp_path / "checkpoints", model=str(folder))
 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_kind_of_model_comes_back(tmp_path, dtype, tied):
+def test_every_kind_of_model_comes_back(trainer, tmp_path, dtype, tied):
     model = {"config": TINY["config"] | {"tie_word_embeddings": tied}}
     driver = trainer(tmp_path, model=model, dtype=dtype)
     train(driver, 1)
@@ -211,11 +254,11 @@ def test_every_kind_of_model_comes_back(tmp_path, dtype, tied):
     assert (later.model.lm_head.weight is later.model.model.embed_tokens.weight) == tied
     folder = tmp_path / "step-00000001.epoch-0"
     loaded = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
-    assert loaded.dtype == getattr(torch, dtype)
+    assert loaded.dtype == driver.model.dtype  # of the master weights
     assert same(loaded.state_dict(), weights(driver))
 
 
-def test_settings_win_over_what_was_saved(tmp_path):
+def test_settings_win_over_what_was_saved(trainer, tmp_path):
     driver = trainer(tmp_path)
     train(driver, 1)
     saved(driver, V1)
@@ -224,7 +267,7 @@ def test_settings_win_over_what_was_saved(tmp_path):
     assert same(moments(later), moments(driver))
 
 
-def test_the_checkpoint_of_another_model_is_refused(tmp_path):
+def test_the_checkpoint_of_another_model_is_refused(trainer, tmp_path):
     driver = trainer(tmp_path)
     train(driver, 1)
     saved(driver, V1)
@@ -240,7 +283,7 @@ class Payload:
         return (os.mkdir, (os.environ["PICKLE_RAN"],))
 
 
-def test_a_pickle_is_never_run(tmp_path, monkeypatch):
+def test_a_pickle_is_never_run(trainer, tmp_path, monkeypatch):
     """Not beside the files, and not in their place with the right digest."""
     ran = tmp_path / "ran"
     monkeypatch.setenv("PICKLE_RAN", str(ran))
@@ -267,7 +310,7 @@ def test_a_pickle_is_never_run(tmp_path, monkeypatch):
     assert ran.exists(), "the payload works, had anybody run it"
 
 
-def test_optimiser_state_of_unknown_parameters_is_refused(tmp_path):
+def test_optimiser_state_of_unknown_parameters_is_refused(trainer, tmp_path):
     driver = trainer(tmp_path)
     train(driver, 1)
     saved(driver, V1)
@@ -280,7 +323,41 @@ def test_optimiser_state_of_unknown_parameters_is_refused(tmp_path):
         trainer(tmp_path)
 
 
-def train_and_die(root):
+class Killed(BaseException):
+    """Nothing of a process that is killed handles it, so this is no `Exception`."""
+
+
+def test_a_save_cut_in_any_of_its_files_leaves_the_one_before(trainer, tmp_path):
+    def write(path, data):
+        written.append(path.name)
+        if len(written) == cut_at:
+            write_file(path, data[: len(data) // 2])
+            raise Killed
+        write_file(path, data)
+
+    unstopped = trainer()
+    first, second = train(unstopped, 1), train(unstopped, 2)
+    for cut_at in range(1, 100):
+        root, written = tmp_path / str(cut_at), []
+        driver = trainer(root)
+        assert train(driver, 1) == first
+        saved(driver, V1)
+        train(driver, 2)
+        driver.worker._checkpoints._write = write
+        try:
+            saved(driver, V2)
+        except Killed:
+            later = trainer(root)
+            assert restored(later) == V1
+            assert train(later, 2) == second
+        else:
+            assert restored(trainer(root)) == V2
+            break
+    assert written[-1] == STATE
+    assert cut_at == len(written) + 1 == 7
+
+
+def train_and_die(kind, root):
     """In a process of its own: v0.1 is saved, v0.2 is cut."""
 
     def write(path, data):
@@ -289,15 +366,16 @@ def train_and_die(root):
             die()
         write_file(path, data)
 
-    driver = trainer(root)
+    driver = build(KINDS[kind], root)
     driver.worker._checkpoints._write = write
     for step in (1, 2):
         train(driver, step)
         saved(driver, Version(0, step))
 
 
-def test_a_trainer_killed_while_it_saves(tmp_path):
-    script = f"import test_trainer_checkpoint as test\ntest.train_and_die({str(tmp_path)!r})"
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trainer_killed_while_it_saves(kind, tmp_path):
+    script = f"import test_trainer_checkpoint as test\ntest.train_and_die({kind!r}, {str(tmp_path)!r})"
     ended = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, "PYTHONPATH": f"{SOURCES}{os.pathsep}{HERE}"},
@@ -307,7 +385,7 @@ def test_a_trainer_killed_while_it_saves(tmp_path):
     )
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert names(tmp_path) == [".step-00000002.epoch-0.tmp", "step-00000001.epoch-0"]
-    unstopped, later = trainer(), trainer(tmp_path)
+    unstopped, later = build(KINDS[kind]), build(KINDS[kind], tmp_path)
     assert restored(later) == V1
     train(unstopped, 1)
     assert train(later, 2, epoch=1) == train(unstopped, 2, epoch=1)

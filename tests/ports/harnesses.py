@@ -28,6 +28,8 @@ from rollart.backends.stores.shared import SharedMemoryStore
 from rollart.backends.stores.tensors import pack
 from rollart.backends.trainers.checkpoint import write_file
 from rollart.backends.trainers.reference import ReferenceTrainer
+from rollart.backends.trainers.torch_trainer import TorchTrainer
+from rollart.backends.trainers.worker import TrainerWorker
 from rollart.cli.progress import Narrator
 from rollart.distributed.inline import InlineRuntime
 from rollart.observe.journal import MemoryJournal, SqliteJournal, read_journal
@@ -467,22 +469,22 @@ class CutSimTrainer(SimTrainer):
         return advance
 
 
-class CutReferenceTrainer(ReferenceTrainer):
-    """Dies after some files of a checkpoint were written. Reaches in: it has no fault of its own to offer."""
+def cut(trainer: TrainerWorker, knife: Knife) -> TrainerWorker:
+    """It dies after some files of a checkpoint were written. Reaches in: it has no fault of its own to offer."""
 
-    def __init__(self, settings: Mapping[str, Any], wake: Callable[[], None], knife: Knife) -> None:
-        super().__init__(settings, wake)
-        assert self._checkpoints is not None
-        self._checkpoints._write = self._write
-        self._knife = knife
-
-    def _write(self, path: Path, data: bytes) -> None:
+    def write(path: Path, data: bytes) -> None:
         if path.name == "optimizer.safetensors":
-            self._knife.cut()
+            knife.cut()
         write_file(path, data)
 
+    assert trainer._checkpoints is not None
+    trainer._checkpoints._write = write
+    return trainer
 
-def reference_trainer(scratch: Path) -> TrainerHarness:
+
+def real_trainer(
+    scratch: Path, kind: type[ReferenceTrainer] | type[TorchTrainer], bad_batch: tuple[TrainSample, ...], **options: Any
+) -> TrainerHarness:
     store, knife = MemoryStore(), Knife()
     settings = {
         "model": MODEL,
@@ -490,15 +492,30 @@ def reference_trainer(scratch: Path) -> TrainerHarness:
         "learning_rate": 1e-3,
         "bucket_bytes": 8192,
         "checkpoints": str(scratch / "checkpoints"),
+        **options,
     }
     return TrainerHarness(
-        build=lambda wake: CutReferenceTrainer(settings, wake, knife),
+        build=lambda wake: cut(kind(settings, wake), knife),
         store=store,
         batch=lambda number: batch(number, real=True),
         virtual=False,
-        bad_batch=batch(1, real=True, advantages=(math.nan, 1.0)),
+        bad_batch=bad_batch,
         cut_save=knife.draw,
     )
+
+
+def reference_trainer(scratch: Path) -> TrainerHarness:
+    return real_trainer(scratch, ReferenceTrainer, batch(1, real=True, advantages=(math.nan, 1.0)))
+
+
+def torch_trainer(scratch: Path) -> TrainerHarness:
+    return real_trainer(scratch, TorchTrainer, batch(1, real=False), token_budget=20)
+
+
+def unforgiving_trainer(scratch: Path) -> TrainerHarness:
+    """The first step that is not finite stops it."""
+    bad = batch(1, real=True, advantages=(math.nan, 1.0))
+    return real_trainer(scratch, TorchTrainer, bad, max_skipped=1, dtype="bfloat16")
 
 
 def simulated_trainer(scratch: Path) -> TrainerHarness:  # noqa: ARG001 - it writes nothing down
@@ -520,7 +537,12 @@ def simulated_trainer(scratch: Path) -> TrainerHarness:  # noqa: ARG001 - it wri
     )
 
 
-TRAINERS: dict[str, Callable[[Path], TrainerHarness]] = {"sim": simulated_trainer, "reference": reference_trainer}
+TRAINERS: dict[str, Callable[[Path], TrainerHarness]] = {
+    "sim": simulated_trainer,
+    "reference": reference_trainer,
+    "torch": torch_trainer,
+    "torch-bfloat16": unforgiving_trainer,
+}
 
 # --- prompt sources -------------------------------------------------------------------------------------------------
 

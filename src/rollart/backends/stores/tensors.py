@@ -47,7 +47,7 @@ def pack(
     for name, tensor in tensors.items():
         if tensor.dtype not in NAMES:
             raise RequestError(f"tensor {name!r} has dtype {tensor.dtype}, which cannot be published; convert it first")
-        identity = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        identity = memory_of(tensor)
         twin = packed.get(identity)
         if twin is not None:
             entries += [_renamed(entry, name) for entry in twin]
@@ -133,6 +133,11 @@ def verify_fit(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.T
                 f"{version}: tensor {name!r} is {got.dtype} {tuple(got.shape)}, "
                 f"the model wants {want.dtype} {tuple(want.shape)}. Give engine and trainer the same model."
             )
+
+
+def memory_of(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Equal for tensors that are one in memory, as tied weights are."""
+    return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
 def _shards(name: str, tensor: torch.Tensor, bucket_bytes: int) -> Iterator[torch.Tensor]:

@@ -35,6 +35,17 @@ logger = logging.getLogger(__name__)
 
 STATE = "state.json"
 READABLE = (".safetensors", ".json")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+)
+"""Kept beside the weights, so that the folder is a model for whoever takes it; not read here."""
 _NAME = re.compile(r"step-(\d{8,})\.epoch-(\d+)")
 _DRAFT = re.compile(rf"\.{_NAME.pattern}\.tmp")
 
@@ -199,7 +210,7 @@ def _verified(folder: Path, version: Version) -> Checkpoint:
     if state.version != version:
         raise _Damaged(f"{STATE} is that of {state.version}")
     for name, digest in state.files.items():
-        if name != Path(name).name or not name.endswith(READABLE):
+        if name != Path(name).name or not (name.endswith(READABLE) or name in TOKENIZER_FILES):
             raise _Damaged(f"{STATE} names {name!r}; only safetensors and JSON of this folder are read")
         try:
             with (folder / name).open("rb") as file:

@@ -4,6 +4,7 @@ What holds: bytes are those of the tensors, so training goes on as if it had nev
 `AutoModelForCausalLM.from_pretrained` loads as it is; all tensors are safetensors, so that loading runs no code.
 
     config.json             the model's configuration
+    generation_config.json  and the tokenizer's files: as they were beside the model that training started from
     model.safetensors       its weights; tensors that share their memory are there once
     optimizer.safetensors   AdamW's state, `<parameter>/<field>`: exp_avg, exp_avg_sq, step
     random.safetensors      the default generators: cpu, and cuda where the model is there
@@ -18,22 +19,36 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from rollart.backends.models import _RANDOM  # whoever reads or sets the default generators must be alone with them
-from rollart.backends.stores.tensors import verify_fit
-from rollart.backends.trainers.checkpoint import Checkpoint
+from rollart.backends.models import _RANDOM, ModelSetting
+from rollart.backends.stores.tensors import memory_of, verify_fit
+from rollart.backends.trainers.checkpoint import TOKENIZER_FILES, Checkpoint
 from rollart.types.errors import RequestError, WeightError
 
 CONFIG = "config.json"
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 RANDOM = "random.safetensors"
+GENERATION = "generation_config.json"
+SOURCE_FILES = (GENERATION, *TOKENIZER_FILES)
 
 Tensors = Mapping[str, torch.Tensor]
 
 
-def files(model: Any, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, bytes]]:
+def source_files(setting: ModelSetting, model: Any) -> dict[str, bytes]:
+    """What lies beside a model's weights and is the same in all its checkpoints. Read once: the folder may go."""
+    if isinstance(setting, str):
+        paths = [path for name in SOURCE_FILES if (path := Path(setting) / name).is_file()]
+        found = {path.name: path.read_bytes() for path in paths}
+    else:
+        found = {}
+    neutral: str = model.generation_config.to_json_string(use_diff=False)
+    return {GENERATION: neutral.encode()} | found
+
+
+def files(model: Any, optimizer: torch.optim.Optimizer, source: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
     """Each file by its name, made when it is asked for: only one is in memory at a time."""
     yield CONFIG, _config(model)
+    yield from source.items()
     yield MODEL, _packed(_weights(model), {"format": "pt"})  # the mark that transformers asks for
     yield OPTIMIZER, _packed(_flat(model, optimizer))
     yield RANDOM, _packed(_random_state(model.device))
@@ -84,7 +99,7 @@ def _weights(model: Any) -> dict[str, torch.Tensor]:
     seen: set[tuple[object, ...]] = set()
     kept = {}
     for name, tensor in model.state_dict().items():
-        identity = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        identity = memory_of(tensor)
         if tensor.numel() and identity in seen:
             continue
         seen.add(identity)
@@ -113,6 +128,7 @@ def _unflatten(flat: Tensors, folder: Path, model: Any, optimizer: torch.optim.O
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
+# Whoever reads or sets the default generators must be alone with them, hence the lock of `models`.
 def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
     with _RANDOM:
         state = {"cpu": torch.get_rng_state()}

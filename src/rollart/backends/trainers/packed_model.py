@@ -1,0 +1,201 @@
+"""A causal language model of `transformers` over packed rows: log-probabilities of the action tokens of a micro-batch.
+
+What holds:
+- layers, embeddings and head are those of `transformers`; only the attention function is ours (`packed_attention`);
+- only positions from which an action is predicted go through the output head;
+- a model for which a packed row is not the same as its sequences one by one is refused at the start, by its name: both
+  are computed with a few tokens and compared, so nothing depends on a list of classes.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from rollart.backends.models import token_logprobs
+from rollart.backends.trainers.packed_attention import NAME, Block, Layout, UnsupportedAttention
+from rollart.backends.trainers.packing import Item, MicroBatch, micro_batches
+from rollart.types.errors import RequestError
+from rollart.types.ids import TrajectoryId
+
+KNOWN_TO_WORK = ("llama", "qwen2", "qwen3")
+"""Tested with every change; others with plain causal attention work too, and are checked when they are loaded."""
+LARGEST_DIFFERENCE = 1e-3
+"""Of logits, relative to the largest: far above rounding in float32, far below the effect of another mask."""
+
+
+class Scores(NamedTuple):
+    """One number per action token, in the order of the micro-batch's items."""
+
+    logprobs: torch.Tensor
+    entropy: torch.Tensor | None = None
+
+
+class Row(NamedTuple):
+    """A micro-batch as the model is fed it."""
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    keep: torch.Tensor
+    """Where each action token is predicted."""
+    targets: torch.Tensor
+    layout: Layout
+
+
+class PackedModel:
+    """The model step of a trainer. `compute` other than float32 is used for the layers; parameters stay as they are."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        temperature: float = 1.0,
+        compute: torch.dtype = torch.float32,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        self.model = model
+        self.vocabulary = int(model.config.get_text_config().vocab_size)
+        self._temperature = temperature
+        self._compute = torch.float32
+        _switch_attention(self, model)
+        self._compute = compute
+        if gradient_checkpointing:
+            _checkpoint_layers(model)
+
+    def scores(self, batch: MicroBatch, *, entropy: bool = False) -> Scores:
+        """Log-probabilities at the temperature of the engines, and on request the entropy, both with their gradient."""
+        row = pack_row(batch, self.model.device)
+        logits = self.logits(row)
+        logprobs = token_logprobs(logits, row.targets, self._temperature)
+        if not entropy:
+            return Scores(logprobs)
+        every = torch.log_softmax(logits.float() / self._temperature, dim=-1)
+        return Scores(logprobs, -(every.exp() * every).sum(-1))
+
+    def logits(self, row: Row) -> torch.Tensor:
+        """(action tokens, vocabulary)."""
+        with self._autocast():
+            output = self.model(
+                row.tokens[None],
+                position_ids=row.positions[None],
+                use_cache=False,
+                logits_to_keep=row.keep,
+                layout=row.layout,
+            )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self._compute == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.model.device.type, dtype=self._compute)
+
+
+def pack_row(batch: MicroBatch, device: torch.device) -> Row:
+    """Prompts and rests one after the other; positions count within a sequence."""
+    tokens: list[np.ndarray[Any, Any]] = []
+    positions: list[np.ndarray[Any, Any]] = []
+    keep: list[np.ndarray[Any, Any]] = []
+    blocks = []
+    start = 0
+    for cluster in batch.clusters:
+        first = cluster.members[0]
+        prompt = first.prompt_length
+        tokens.append(np.frombuffer(first.prompt, dtype=first.rest.dtype))
+        positions.append(np.arange(prompt))
+        end = start + prompt
+        for member in cluster.members:
+            tokens.append(member.rest)
+            positions.append(np.arange(prompt, prompt + member.rest.size))
+            in_prompt = member.sources < prompt
+            keep.append(np.where(in_prompt, start, end - prompt) + member.sources)
+            end += member.rest.size
+        blocks.append(_block(prompt, [member.rest.size for member in cluster.members]))
+        start = end
+    return Row(
+        tokens=_tensor(tokens, device),
+        positions=_tensor(positions, device),
+        keep=_tensor(keep, device),
+        targets=_tensor([item.targets for item in batch.items], device),
+        layout=Layout(blocks),
+    )
+
+
+def _block(prompt: int, rests: Sequence[int]) -> Block:
+    if len(rests) == 1:
+        return Block(prompt + rests[0])
+    return Block(prompt, tuple(rest for rest in rests if rest))
+
+
+def _tensor(parts: Sequence[np.ndarray[Any, Any]], device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate(parts).astype(np.int64)).to(device)
+
+
+def _switch_attention(packed: PackedModel, model: Any) -> None:
+    """Use ours, and see that nothing else changes."""
+    probe = _probe(packed.vocabulary)
+    row = pack_row(probe, model.device)
+    try:
+        with torch.no_grad():
+            alone = [_alone(model, item) for item in probe.items]
+            model.set_attn_implementation(NAME)
+            together = packed.logits(row)
+    except (UnsupportedAttention, ValueError, TypeError) as error:
+        raise _refusal(model, str(error)) from error
+    layers = int(model.config.get_text_config().num_hidden_layers)
+    if row.layout.calls != layers:
+        raise _refusal(model, f"{row.layout.calls} of its {layers} layers take their attention from outside")
+    expected = torch.cat(alone)
+    difference = float((together - expected).abs().max() / expected.abs().max())
+    if not difference <= LARGEST_DIFFERENCE:
+        raise _refusal(model, f"its logits of packed sequences differ by {difference:.1e} from those one by one")
+
+
+def _probe(vocabulary: int) -> MicroBatch:
+    """Two sequences with one prompt, and one of its own."""
+    rows = []
+    for number, (prompt, length) in enumerate(((5, 11), (5, 9), (3, 8))):
+        tokens = ((np.arange(length) * (7 if prompt == 5 else 11) + 3) % vocabulary).astype(np.int32)
+        tokens[prompt:] = (tokens[prompt:] + number) % vocabulary
+        actions = np.arange(prompt, length)
+        rows.append(
+            Item(
+                trajectory=TrajectoryId(number),
+                prompt=tokens[:prompt].tobytes(),
+                prompt_length=prompt,
+                rest=tokens[prompt:-1],
+                sources=actions - 1,
+                targets=tokens[actions],
+                behaviour=np.zeros(actions.size, dtype=np.float32),
+                advantage=0.0,
+            )
+        )
+    (batch,) = micro_batches(rows, 1024)
+    return batch
+
+
+def _alone(model: Any, item: Item) -> torch.Tensor:
+    """The logits that the model itself gives for one sequence."""
+    tokens = np.concatenate((np.frombuffer(item.prompt, dtype=item.rest.dtype), item.rest))
+    logits: torch.Tensor = model(_tensor([tokens], model.device)[None], use_cache=False).logits[0]
+    return logits[torch.from_numpy(item.sources).to(model.device)]
+
+
+def _refusal(model: Any, why: str) -> RequestError:
+    return RequestError(
+        f"{type(model).__name__} cannot be trained on packed sequences: {why}. What works are models with plain causal "
+        f"attention that `transformers` lets others compute, among them {', '.join(KNOWN_TO_WORK)}; the reference "
+        "trainer takes any."
+    )
+
+
+def _checkpoint_layers(model: Any) -> None:
+    """Layers keep their inputs only and are computed again in the backward pass."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            # Only the layer itself, which then checkpoints; what is inside stays in evaluation mode, without dropout.
+            module.training = True

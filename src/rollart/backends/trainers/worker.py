@@ -1,0 +1,225 @@
+"""The worker of a trainer, whatever it trains with: commands in order, claims once, publication and checkpoints.
+
+What holds:
+- a claim is trained once: a doubled `Train` is answered again and changes nothing;
+- a command that fails leaves the weights as they were;
+- answers come in the order of the commands, also where a version is published while the next step is computed: then
+  `Trained` waits for the `Published` before it;
+- `Publish` and `Save` wait for the version that is on its way; `Train` does not;
+- a trainer that starts where a checkpoint lies goes on from it.
+"""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ConfigDict, Field
+
+from rollart.backends.trainers import training_state
+from rollart.backends.trainers.checkpoint import Checkpoint, Checkpoints, NotSaved
+from rollart.backends.trainers.packing import Untrainable
+from rollart.backends.trainers.publishing import Publisher
+from rollart.config.base import Strict
+from rollart.ports.worker import Advance
+from rollart.types.errors import InvariantBroken
+from rollart.types.ids import ClaimId
+from rollart.types.messages import (
+    Publish,
+    Published,
+    Save,
+    Saved,
+    SaveFailed,
+    Train,
+    Trained,
+    TrainerEvent,
+    TrainerFailed,
+    TrainerInfo,
+    WorkerCommand,
+    WorkerEvent,
+)
+from rollart.types.versions import Version
+
+REMEMBERED_CLAIMS = 1024
+"""Of so many claims a doubled `Train` is recognised."""
+
+
+class TrainerWorkerSettings(Strict):
+    """What every trainer is told."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+    model: str | dict[str, Any]
+    store: Any
+    """A `WeightStore`, where versions are published."""
+    seed: int = 0
+    """Of the random weights of a model given by its config."""
+    learning_rate: float = Field(default=1e-6, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0)
+    """The one that the engines sample with."""
+    bucket_bytes: int = Field(default=64 * 2**20, ge=1)
+    keep_versions: int = Field(default=2, ge=1)
+    checkpoints: str | None = None
+    """The folder that `Save` writes to, and that a trainer starts from if it holds a checkpoint."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    device: str = "cpu"
+
+
+class TrainerWorker(ABC):
+    """The common part; a trainer says how a step is made and what else its checkpoints hold."""
+
+    def __init__(
+        self,
+        settings: TrainerWorkerSettings,
+        model: Any,
+        optimizer: torch.optim.Optimizer,
+        *,
+        wake: Callable[[], None] | None = None,
+    ) -> None:
+        """With `wake`, versions are published by a thread, from `_snapshot`; without, by the command itself."""
+        self._model = model
+        self._optimizer = optimizer
+        self._publisher = Publisher(
+            settings.store, bucket_bytes=settings.bucket_bytes, keep=settings.keep_versions, wake=wake
+        )
+        self._source_files = training_state.source_files(settings.model, model)
+        self._skipped = 0
+        self._version: Version | None = None
+        """What the last trained step made of the weights."""
+        self._name: Version | None = None
+        """What the weights were last called, by `Train` or by `Publish`: the version that can be saved."""
+        self._renaming: Version | None = None
+        """What the weights will be called once it is published."""
+        self._answers: dict[ClaimId, Trained | TrainerFailed] = {}
+        self._commands: deque[WorkerCommand] = deque()
+        self._due: deque[Future[Any]] = deque()
+        """Answers of commands that were begun, in order."""
+        self._publication: Future[Any] | None = None
+        self._checkpoints: Checkpoints | None = None
+        self._saved: Version | None = None
+        """The newest checkpoint."""
+        if settings.checkpoints is not None:
+            self._checkpoints = Checkpoints(Path(settings.checkpoints), keep=settings.keep_checkpoints)
+            checkpoint = self._checkpoints.newest()
+            if checkpoint is not None:
+                self._restore(checkpoint)
+        self._restored = self._saved
+
+    def info(self) -> TrainerInfo:
+        return TrainerInfo(
+            parameters=sum(parameter.numel() for parameter in self._model.parameters()), restored=self._restored
+        )
+
+    def post(self, commands: Sequence[WorkerCommand]) -> None:
+        self._commands.extend(commands)
+
+    def advance(self, now: float) -> Advance:
+        self._settle_publication()
+        if self._commands and not self._blocked():
+            self._due.append(self._begin(self._commands.popleft()))
+            self._settle_publication()
+        events: list[WorkerEvent] = []
+        while self._due and self._due[0].done():
+            # Raises what the publishing thread raised: then this worker is dead.
+            events.append(self._due.popleft().result())
+        return Advance(events, now if self._commands and not self._blocked() else None)
+
+    def close(self) -> None:
+        self._commands.clear()
+        self._publisher.close()
+
+    # --- what a trainer adds
+
+    @abstractmethod
+    def _step(self, train: Train) -> dict[str, float]:
+        """One optimiser step and its metrics; raises `Untrainable` with the weights as they were."""
+
+    def _snapshot(self) -> Mapping[str, torch.Tensor]:
+        """The weights that are published, under the names and in the types that engines get."""
+        tensors: Mapping[str, torch.Tensor] = self._model.state_dict()
+        return tensors
+
+    def _facts(self) -> dict[str, Any]:
+        """What a checkpoint holds besides tensors."""
+        group = self._optimizer.param_groups[0]
+        return {
+            "skipped": self._skipped,
+            "optimizer": {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")},
+        }
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        training_state.restore(checkpoint, self._model, self._optimizer)
+        self._skipped = int(checkpoint.facts["skipped"])
+        self._version = self._name = self._saved = checkpoint.version
+
+    # --- commands
+
+    def _blocked(self) -> bool:
+        return self._publication is not None and isinstance(self._commands[0], Publish | Save)
+
+    def _begin(self, command: WorkerCommand) -> "Future[Any]":
+        match command:
+            case Train():
+                return _answered(self._train(command))
+            case Publish(version):
+                self._renaming = version
+                self._publication = self._publisher.start(version, self._snapshot)
+                return self._publication
+            case Save(version):
+                return _answered(self._save(version))
+            case other:
+                raise InvariantBroken(f"a trainer does not take {type(other).__name__}; this is a bug of rollart")
+
+    def _settle_publication(self) -> None:
+        if self._publication is None or not self._publication.done():
+            return
+        if self._renaming is not None and isinstance(self._publication.result(), Published):
+            self._name = self._renaming
+        self._publication = self._renaming = None
+
+    def _train(self, train: Train) -> Trained | TrainerFailed:
+        known = self._answers.get(train.claim)
+        if known is not None:
+            return known
+        answer: Trained | TrainerFailed
+        try:
+            if self._version is not None and train.version <= self._version:
+                raise Untrainable(f"{train.version} is not newer than the trained {self._version}; versions only grow")
+            metrics = self._step(train)
+        except Untrainable as refusal:
+            self._optimizer.zero_grad(set_to_none=True)
+            answer = TrainerFailed(train.claim, str(refusal))
+        else:
+            self._version = self._name = train.version
+            self._renaming = None
+            answer = Trained(train.claim, train.version, metrics)
+        self._answers[train.claim] = answer
+        if len(self._answers) > REMEMBERED_CLAIMS:
+            del self._answers[next(iter(self._answers))]
+        return answer
+
+    def _save(self, version: Version) -> Saved | SaveFailed:
+        if self._checkpoints is None:
+            return SaveFailed(version, f"{version} has no folder for checkpoints; set `checkpoints` of the trainer")
+        if version == self._saved:
+            return Saved(version)  # a doubled command
+        if version != self._name:
+            return SaveFailed(version, f"the weights are those of {self._name}, and only those can be saved")
+        files = training_state.files(self._model, self._optimizer, self._source_files)
+        try:
+            self._checkpoints.save(version, files, self._facts())
+        except NotSaved as error:
+            return SaveFailed(version, str(error))
+        self._saved = version
+        return Saved(version)
+
+
+def _answered(event: TrainerEvent) -> "Future[Any]":
+    future: Future[Any] = Future()
+    future.set_result(event)
+    return future

@@ -1,0 +1,41 @@
+"""Groups of conversations as samples, for tests of everything that packs them."""
+
+import math
+
+import numpy as np
+from parts import VOCABULARY
+
+from rollart.types.tokens import LOGPROB, Generated, Segment, TokenSequence, VersionRun
+from rollart.types.trajectory import TrainSample
+from rollart.types.versions import Version
+
+
+def conversation(rng, prompt, turns):
+    """A sequence: a prompt, then for each turn so many sampled tokens and so many of an observation."""
+    log = TokenSequence()
+    log.append_context(Segment.of(prompt))
+    for sampled, observed in turns:
+        tokens = Segment.of(rng.integers(0, VOCABULARY, sampled))
+        logprobs = (rng.normal(-math.log(VOCABULARY), 0.1, sampled)).astype(LOGPROB).tobytes()
+        log.append_sampled(Generated(tokens, logprobs, (VersionRun(Version(0, 0), sampled),)))
+        log.append_context(Segment.of(rng.integers(0, VOCABULARY, observed)))
+    return log
+
+
+def samples(seed=0):
+    """Two groups with a prompt each, members of different lengths, one of a single action; a lone one; a masked one."""
+    rng = np.random.default_rng(seed)
+    shapes = [
+        (17, [[(5, 3), (4, 2)], [(9, 0)], [(1, 0)], [(3, 4), (2, 0)]]),
+        (9, [[(6, 5)], [(2, 2), (2, 2), (7, 0)], [(1, 3)]]),
+        (1, [[(12, 0)]]),
+    ]
+    out = []
+    for group, (length, members) in enumerate(shapes):
+        prompt = rng.integers(0, VOCABULARY, length)
+        for turns in members:
+            log = conversation(rng, prompt, turns)
+            out.append(TrainSample(len(out), group, "t", (log,), float(rng.normal()), 0.0))
+    masked = conversation(rng, rng.integers(0, VOCABULARY, 8), [(5, 0)])
+    out.append(TrainSample(len(out), 0, "t", (masked,), 9.0, 0.0, True))
+    return tuple(out)

@@ -1,0 +1,59 @@
+"""Samples become micro-batches: every action token once, prompts once, no padding, within the budget."""
+
+import numpy as np
+import pytest
+from packed_parts import conversation, samples
+from parts import VOCABULARY
+
+from rollart.backends.trainers.packing import Untrainable, items, micro_batches
+from rollart.types.tokens import Generated, Segment, TokenSequence, VersionRun
+from rollart.types.trajectory import TrainSample
+from rollart.types.versions import Version
+
+
+@pytest.mark.parametrize("budget", [1, 20, 40, 64, 10_000])
+@pytest.mark.parametrize("share", [False, True])
+def test_every_action_token_is_in_one_micro_batch(budget, share):
+    rows = items(samples(), VOCABULARY)
+    batches = micro_batches(rows, budget, share_prompts=share)
+    packed = [item for batch in batches for item in batch.items]
+    assert sorted(item.trajectory for item in packed) == sorted(row.trajectory for row in rows)
+    for batch in batches:
+        assert batch.tokens <= budget or len(batch.items) == 1
+    assert micro_batches(rows, budget, share_prompts=share) == batches
+
+
+def test_a_prompt_is_there_once_and_nothing_behind_the_last_action():
+    rows = items(samples(), VOCABULARY)
+    (shared,) = micro_batches(rows, 10_000)
+    (apart,) = micro_batches(rows, 10_000, share_prompts=False)
+    assert apart.tokens - shared.tokens == 3 * 17 + 2 * 9
+    lengths = [row.prompt_length + row.rest.size for row in rows]
+    assert lengths[:3] == [17 + 5 + 3 + 4 - 1, 17 + 9 - 1, 17]  # the last action is predicted and not fed
+    assert apart.tokens == sum(lengths)
+
+
+def test_masked_samples_and_tokens_that_nothing_predicts_are_left_out():
+    log = TokenSequence()
+    log.append_sampled(Generated(Segment.of([1, 2, 3]), bytes(12), (VersionRun(Version(0, 0), 3),)))
+    (row,) = items([TrainSample(1, 1, "t", (log,), 1.0, 0.0)], VOCABULARY)
+    assert row.targets.tolist() == [2, 3]
+    only = TokenSequence()
+    only.append_sampled(Generated(Segment.of([1]), bytes(4), (VersionRun(Version(0, 0), 1),)))
+    assert items([TrainSample(1, 1, "t", (only,), 1.0, 0.0)], VOCABULARY) == []
+    assert all(row.trajectory != 8 for row in items(samples(), VOCABULARY))
+
+
+def test_every_sequence_of_a_trajectory_counts():
+    rng = np.random.default_rng(1)
+    logs = tuple(conversation(rng, [1, 2, number], [(3, 0)]) for number in range(2))
+    assert len(items([TrainSample(1, 1, "t", logs, 1.0, 0.0)], VOCABULARY)) == 2
+
+
+def test_what_cannot_be_trained_is_named():
+    simulated, alien = TokenSequence(), TokenSequence()
+    simulated.append_sampled(Generated(Segment(5), None, (VersionRun(Version(0, 0), 5),)))
+    alien.append_sampled(Generated(Segment.of([VOCABULARY]), bytes(4), (VersionRun(Version(0, 0), 1),)))
+    for log, reason in ((simulated, "trajectory 7.*simulated"), (alien, "trajectory 7.*vocabulary")):
+        with pytest.raises(Untrainable, match=reason):
+            items([TrainSample(7, 1, "t", (log,), 1.0, 0.0)], VOCABULARY)
