@@ -2,17 +2,13 @@
 
 import json as jsonlib
 import sys
-import tomllib
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
+from rollart.cli.bench_common import model_configs, read_tables, say, show_figures
 from rollart.types.errors import RequestError
 
 LENGTHS = "bench_engine.toml"
@@ -76,41 +72,24 @@ def engine(
         raise RequestError(f"--model {model!r} is unknown; use one of {', '.join(benches)}")
     result = {}
     for name in [model] if model else benches:
-        _say(f"{name} ...")
-        result[name] = measure(benches[name], _say, vllm if vllm.is_file() else None)
+        say(f"{name} ...")
+        result[name] = measure(benches[name], say, vllm if vllm.is_file() else None)
     if json:
         sys.stdout.write(jsonlib.dumps(result) + "\n")
     else:
-        _show(Console(), result)
+        show_figures(result)
 
 
 def load_benches() -> dict[str, Bench]:
     """The committed sizes, smallest first."""
-    file = resources.files("rollart.cli").joinpath(LENGTHS)
-    tables = tomllib.loads(file.read_text(encoding="utf-8"))
+    tables = read_tables(LENGTHS)
     single = tables["single"]
     one_turn = Workload(
         tuple((Turn(new, answer),) for new, answer in zip(single["prompts"], single["answers"], strict=True))
     )
     multi = Workload(tuple(tuple(Turn(*turn) for turn in turns) for turns in tables["multi"]["trajectories"]))
     longest = max(sum(turn.new + turn.answer for turn in turns) for turns in multi.trajectories)
-    common = {"model_type": "qwen3", "tie_word_embeddings": True, "max_position_embeddings": 2 * longest}
     return {
-        name: Bench(name, {**common, **config}, tables["repeats"][name], one_turn, multi)
-        for name, config in tables["models"].items()
+        name: Bench(name, config, tables["repeats"][name], one_turn, multi)
+        for name, config in model_configs(2 * longest).items()
     }
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
-
-
-def _show(console: Console, result: dict[str, dict[str, float]]) -> None:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("figure")
-    for name in result:
-        table.add_column(name, justify="right")
-    for key in next(iter(result.values())):
-        table.add_row(key, *[f"{figures[key]:.2f}" for figures in result.values()])
-    console.print(table)

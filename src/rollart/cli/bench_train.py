@@ -2,16 +2,12 @@
 
 import json as jsonlib
 import sys
-import tomllib
 from dataclasses import dataclass
-from importlib import resources
 from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
+from rollart.cli.bench_common import model_configs, read_tables, say, show_figures
 from rollart.types.errors import RequestError
 
 LENGTHS = "bench_train.toml"
@@ -47,36 +43,20 @@ def train(
         raise RequestError(f"--model {model!r} is unknown; use one of {', '.join(benches)}")
     result = {}
     for name in [model] if model else benches:
-        _say(f"{name} ...")
-        result[name] = measure(benches[name], _say)
+        say(f"{name} ...")
+        result[name] = measure(benches[name], say)
     if json:
         sys.stdout.write(jsonlib.dumps(result) + "\n")
     else:
-        _show(Console(), result)
+        show_figures(result)
 
 
 def load_benches() -> dict[str, TrainBench]:
     """The committed sizes, smallest first."""
-    tables = tomllib.loads(resources.files("rollart.cli").joinpath(LENGTHS).read_text(encoding="utf-8"))
+    tables = read_tables(LENGTHS)
     lengths = tables["lengths"]
-    common = {"model_type": "qwen3", "tie_word_embeddings": True, "max_position_embeddings": max(lengths)}
+    configs = model_configs(max(lengths))
     return {
-        name: TrainBench(name, common | config, tuple(lengths[: batch["sequences"]]), batch["repeats"])
-        for name, config in tables["models"].items()
-        for batch in [tables["batches"][name]]
+        name: TrainBench(name, configs[name], tuple(lengths[: batch["sequences"]]), batch["repeats"])
+        for name, batch in tables["batches"].items()
     }
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
-
-
-def _show(console: Console, result: dict[str, dict[str, float]]) -> None:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("figure")
-    for name in result:
-        table.add_column(name, justify="right")
-    for key in next(iter(result.values())):
-        table.add_row(key, *[f"{figures[key]:,.2f}" for figures in result.values()])
-    console.print(table)
