@@ -188,3 +188,20 @@ def test_a_violation_says_where_and_what(clean: Journal) -> None:
     first = audit([*clean[: index + 1], *clean[index:]])[0]
     assert (first.rule, first.event) == (1, index + 1)
     assert "ended twice" in str(first)
+
+
+def test_a_new_controller_is_not_held_to_what_the_old_one_redistributed(clean: Journal) -> None:
+    """Of a batch that was never claimed (found by the fuzzer)."""
+    first = clean[0]
+    assert isinstance(first, j.RunStarted)
+    giving, taking = first.groups_per_batch
+    changed = j.ShareRedistributed(first.at, 0, {giving: 1}, {taking: 1}, "late")
+    resumed = j.RunResumed(first.at, first.mode, first.alpha, first.step_bound_s)
+    assert audit([first, changed, resumed, *clean[1:]]) == []
+    assert {violation.rule for violation in audit([first, changed, *clean[1:]])} >= {3}
+
+
+def test_a_step_that_takes_longer_than_the_run_stated(clean: Journal) -> None:
+    first = clean[0]
+    assert isinstance(first, j.RunStarted)
+    assert {violation.rule for violation in audit([replace(first, step_bound_s=0.01), *clean[1:]])} == {8}
