@@ -5,6 +5,7 @@ import pytest
 import torch
 from decoder_parts import BASE, VOCABULARY, Bench, hub_logits, hub_model, relative
 
+from rollart.backends.engines import weights
 from rollart.backends.engines.checkpoint_config import read_shape
 from rollart.backends.engines.decoder import Decoder
 from rollart.backends.engines.weights import prepare_now
@@ -40,6 +41,13 @@ MODELS = {
     "dynamic": {"model_type": "llama", "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 3.0}},
 }
 TOLERANCE = 1e-4
+
+
+@pytest.fixture(params=["plain", "packed"], autouse=True)
+def _layout(request, monkeypatch):
+    """Every test with both layouts of the weights; the models here are too small for the packed one."""
+    if request.param == "packed":
+        monkeypatch.setattr(weights, "PACKED_FROM", 1)
 
 
 def sequences(count=4, low=8, high=60):

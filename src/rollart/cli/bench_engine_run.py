@@ -257,6 +257,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
             left, right = args[-2:]
             rows, inner = left.shape
             self.products.append(Product(rows, inner, right.shape[1], right.data_ptr(), right.stride()))
+        elif name == "_linear_pointwise":
+            # Packed, where `torch.mm` would have it plain: the limit is that of the latter.
+            left, right = args[:2]
+            columns, inner = right.shape
+            self.products.append(Product(left.shape[0], inner, columns, id(right), (columns, 1)))
         elif name in ("bmm", "baddbmm"):
             self.kv_bytes += args[-1].numel() * args[-1].element_size()
         return func(*args, **(kwargs or {}))

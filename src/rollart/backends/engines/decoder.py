@@ -103,7 +103,7 @@ class Decoder:
             self._finish_layer(layer, x, attended)
         if plan.outputs is not None and not plan.outputs.shape[0]:
             return torch.empty(0, shape.vocabulary, device=self.device)
-        return torch.mm(_rms_norm(x, weights.norm, self._hidden_floor), weights.head).float()
+        return weights.head.times(_rms_norm(x, weights.norm, self._hidden_floor)).float()
 
     def _project(
         self,
@@ -118,7 +118,7 @@ class Decoder:
         """Queries of this layer into `queries`, keys and values into the arena."""
         shape, count = self.shape, x.shape[0]
         normed = _rms_norm(x, layer.attention_norm, self._hidden_floor)
-        qkv = torch.mm(normed, layer.qkv)
+        qkv = layer.qkv.times(normed)
         if layer.qkv_bias is not None:
             qkv += layer.qkv_bias
         turned = (shape.heads + shape.kv_heads) * shape.head_dim
@@ -140,13 +140,13 @@ class Decoder:
     def _finish_layer(self, layer: LayerWeights, x: torch.Tensor, attended: torch.Tensor) -> None:
         """The output projection and the feed-forward part, added to `x` in place."""
         shape = self.shape
-        x.addmm_(attended, layer.output)
+        layer.output.add_times(attended, x)
         if layer.output_bias is not None:
             x += layer.output_bias
         normed = _rms_norm(x, layer.mlp_norm, self._hidden_floor)
-        gate_up = torch.mm(normed, layer.gate_up)
+        gate_up = layer.gate_up.times(normed)
         activated = F.silu(gate_up[:, : shape.intermediate]).mul_(gate_up[:, shape.intermediate :])
-        x.addmm_(activated, layer.down)
+        layer.down.add_times(activated, x)
 
     # --- attention
 
