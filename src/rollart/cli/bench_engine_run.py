@@ -65,9 +65,14 @@ def measure(bench: Bench, say: Callable[[str], None], vllm: Path | None) -> dict
     figures["update_stall_ms"] = ours.update_stall_s(bench.single) * 1e3
     say(f"  an update stalls for {figures['update_stall_ms']:.1f} ms")
     if vllm is not None:
-        rate = vllm_tokens_per_cpu_s(vllm, model, bench.single)
-        figures[f"vs_vllm_{LIMITED}"] = figures[f"tokens_per_cpu_s_{LIMITED}"] / rate
-        say(f"  {LIMITED}: {figures[f'vs_vllm_{LIMITED}']:.2f} × vLLM")
+        theirs_too = vllm_rates(vllm, model, bench.single)
+        for key, of, what in (
+            ("vs_vllm", "tokens_per_cpu_s", "vLLM behind the same port"),
+            ("vs_vllm_offline", "offline_tokens_per_cpu_s", "vLLM's offline loop"),
+        ):
+            ratio = figures[f"tokens_per_cpu_s_{LIMITED}"] / theirs_too[of]
+            figures[f"{key}_{LIMITED}"] = ratio
+            say(f"  {LIMITED}: {ratio:.2f} × {what}, {theirs_too[of]:,.0f} tokens per CPU-second")
     return figures
 
 
@@ -217,8 +222,8 @@ class GenerateSide:
         return tokens
 
 
-def vllm_tokens_per_cpu_s(python: Path, model: Any, workload: Workload) -> float:
-    """vLLM on the same lengths and the same architecture, in its own environment."""
+def vllm_rates(python: Path, model: Any, workload: Workload) -> dict[str, float]:
+    """vLLM on the same lengths and the same architecture, in its own environment; see `bench_vllm`."""
     lengths = [[turns[0].new, turns[0].answer] for turns in workload.trajectories]
     with tempfile.TemporaryDirectory() as folder:
         model.config.architectures = [type(model).__name__]
@@ -227,7 +232,8 @@ def vllm_tokens_per_cpu_s(python: Path, model: Any, workload: Workload) -> float
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RunError(f"the bench of vLLM failed: {done.stderr.strip()[-500:]}")
-    return float(json.loads(done.stdout)["tokens_per_cpu_s"])
+    rates: dict[str, float] = json.loads(done.stdout)
+    return rates
 
 
 # --- the limit ------------------------------------------------------------------------------------------------------

@@ -3,86 +3,178 @@
     .venv-vllm/bin/python -m rollart.cli.bench_vllm MODEL_FOLDER LENGTHS_JSON
 
 `MODEL_FOLDER` needs a config.json; weights are random. `LENGTHS_JSON` is a file with one `[prompt, answer]`, in tokens,
-for each request, or the JSON itself. All requests are given at once and `SLOTS` run together, in this process and one
-thread, with the log-probability of every token, as an engine owes it. One JSON object goes to stdout and nothing else:
+for each request, or the JSON itself. All requests are given at once and `SLOTS` run together, on one thread, with the
+log-probability of every token, as an engine owes it. One JSON object goes to stdout and nothing else:
 
-    {"tokens": …, "cpu_s": …, "wall_s": …, "tokens_per_cpu_s": …, "vllm": "0.32.0"}
+    {"tokens": …, "tokens_per_cpu_s": …, "offline_tokens_per_cpu_s": …, "vllm": "0.32.0"}
 
-CPU time is that of all threads of this process and of processes that it waited for, the median of `REPEATS` runs; the
-first one, which compiles, does not count.
+The first rate is that of vLLM behind the Engine port, which is how a run would use it: `AsyncLLM`, with the engine core
+and its worker in processes of their own. The other is that of its `LLM`, all in one process and for batches that are
+known beforehand: the least that vLLM can cost. CPU time is that of all threads of this process and of those below it,
+the median of `REPEATS` runs; the first one, which compiles, does not count.
 """
 
 import json
 import os
-import resource
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 SLOTS = 64
 REPEATS = 3
 KV_BYTES = 2 << 30
+POLL_S = 0.005
 USAGE = "usage: python -m rollart.cli.bench_vllm MODEL_FOLDER LENGTHS_JSON"
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core in this process, whose CPU time is measured
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }
+ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
 def measure(folder: Path, lengths: list[tuple[int, int]]) -> dict[str, Any]:
-    """Generate all of it `REPEATS` times after one that warms up."""
+    """Generate all of it `REPEATS` times each way, after one that warms up."""
     import torch  # here: both take seconds, and read the environment when they are imported
     import vllm
 
     torch.set_num_threads(1)
-    vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
+    tokens = sum(answer for _, answer in lengths)
+    arguments = {
+        "max_num_seqs": SLOTS,
+        "max_model_len": max(prompt + answer for prompt, answer in lengths),
+        "kv_cache_memory_bytes": KV_BYTES,
+        "gpu_memory_utilization": 0.2,
+    }
+    behind_the_port = _rate(tokens, _engine(folder, lengths, arguments))
+    os.environ.update(ONE_PROCESS)
+    return {
+        "tokens": tokens,
+        "tokens_per_cpu_s": behind_the_port,
+        "offline_tokens_per_cpu_s": _rate(tokens, _offline(folder, lengths, arguments)),
+        "vllm": vllm.__version__,
+    }
+
+
+def _rate(tokens: int, generate: Callable[[], int]) -> float:
+    seconds = []
+    for _ in range(1 + REPEATS):
+        before_s = _cpu_s()
+        generated = generate()
+        seconds.append(_cpu_s() - before_s)
+        if generated != tokens:
+            raise RuntimeError(f"vLLM generated {generated} tokens, not the {tokens} that were asked for")
+    return tokens / statistics.median(seconds[1:])
+
+
+def _engine(folder: Path, lengths: list[tuple[int, int]], arguments: dict[str, Any]) -> Callable[[], int]:
+    """The vLLM engine of rollart, driven as a runtime would."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from rollart.backends.engines.vllm import VllmEngine
+    from rollart.backends.stores.memory import MemoryStore
+    from rollart.backends.stores.tensors import pack
+    from rollart.types.ids import RequestId, TrajectoryId
+    from rollart.types.messages import Add, Sampling, Stage, Staged, TurnDone, Update, Updated
+    from rollart.types.tokens import Segment
+    from rollart.types.versions import Version
+
+    version, store = Version(0, 0), MemoryStore()
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).float()
+    manifest, buckets = pack(model.state_dict(), version=version, parent=None, bucket_bytes=64 * 2**20)
+    store.publish(manifest, buckets)
+    own = {"model": str(folder), "store": store, "dtype": "float32"}
+    slots, context = arguments.pop("max_num_seqs"), arguments.pop("max_model_len")
+    engine = VllmEngine(own | {"slots": slots, "max_context": context, "arguments": arguments}, lambda: None)
+    arguments |= {"max_num_seqs": slots, "max_model_len": context}
+
+    def wait(count: int, kind: type) -> list[Any]:
+        heard: list[Any] = []
+        while len(heard) < count:
+            heard += [event for event in engine.advance(time.monotonic()).events if isinstance(event, kind)]
+            time.sleep(POLL_S)
+        return heard
+
+    engine.post([Stage(manifest)])
+    wait(1, Staged)
+    engine.post([Update(version)])
+    wait(1, Updated)
+    prompts = _prompts(lengths, model.config.vocab_size)
+    first = 0
+
+    def generate() -> int:
+        nonlocal first
+        adds = [
+            Add(
+                request=RequestId(first + index),
+                session=TrajectoryId(first + index),
+                task="bench",
+                prefix_length=0,
+                prefix_digest=b"",
+                new=Segment.of(prompt),
+                sampling=Sampling(answer, seed=index),
+            )
+            for index, (prompt, (_, answer)) in enumerate(zip(prompts, lengths, strict=True))
+        ]
+        first += len(adds)
+        engine.post(adds)
+        return sum(done.generated.tokens.length for done in wait(len(adds), TurnDone))
+
+    return generate
+
+
+def _offline(folder: Path, lengths: list[tuple[int, int]], arguments: dict[str, Any]) -> Callable[[], int]:
+    import vllm
+
     engine = vllm.LLM(
         model=str(folder),
         load_format="dummy",
         skip_tokenizer_init=True,
         dtype="float32",
-        max_num_seqs=SLOTS,
-        max_model_len=max(prompt + answer for prompt, answer in lengths),
-        kv_cache_memory_bytes=KV_BYTES,
-        gpu_memory_utilization=0.2,
         enable_prefix_caching=False,  # every repeat computes its prompts
         logprobs_mode="processed_logprobs",
         disable_log_stats=True,
+        **arguments,
     )
-    prompts = [
-        vllm.TokensPrompt(prompt_token_ids=[(31 * index + 7 * place) % vocabulary for place in range(prompt)])
-        for index, (prompt, _) in enumerate(lengths)
-    ]
+    vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
+    prompts = [vllm.TokensPrompt(prompt_token_ids=prompt) for prompt in _prompts(lengths, vocabulary)]
     sampling = [
         vllm.SamplingParams(max_tokens=answer, ignore_eos=True, logprobs=0, detokenize=False) for _, answer in lengths
     ]
-    cpu_s, wall_s = [], []
-    for _ in range(1 + REPEATS):
-        cpu, wall = _cpu_s(), time.perf_counter()
+
+    def generate() -> int:
         outputs = engine.generate(prompts, sampling, use_tqdm=False)
-        cpu_s.append(_cpu_s() - cpu)
-        wall_s.append(time.perf_counter() - wall)
-        generated = [len(output.outputs[0].token_ids) for output in outputs]
-        if generated != [answer for _, answer in lengths]:
-            raise RuntimeError("vLLM did not generate as many tokens as were asked for")
-    tokens = sum(answer for _, answer in lengths)
-    return {
-        "tokens": tokens,
-        "cpu_s": statistics.median(cpu_s[1:]),
-        "wall_s": statistics.median(wall_s[1:]),
-        "tokens_per_cpu_s": tokens / statistics.median(cpu_s[1:]),
-        "vllm": vllm.__version__,
-    }
+        return sum(len(output.outputs[0].token_ids) for output in outputs)
+
+    return generate
+
+
+def _prompts(lengths: list[tuple[int, int]], vocabulary: int) -> list[list[int]]:
+    return [
+        [(31 * index + 7 * place) % vocabulary for place in range(prompt)] for index, (prompt, _) in enumerate(lengths)
+    ]
 
 
 def _cpu_s() -> float:
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + children.ru_utime + children.ru_stime
+    """Of this process and all below it, the living ones included."""
+    parents, ticks = {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = stat.read_text()
+        except OSError:  # it ended meanwhile
+            continue
+        pid, fields = int(stat.parent.name), text.rpartition(")")[2].split()
+        parents[pid] = int(fields[1])
+        # utime and stime, and those of children that it waited for
+        ticks[pid] = sum(int(field) for field in fields[11:15])
+    mine = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in mine} - mine:
+        mine |= more
+    return sum(ticks[pid] for pid in mine) / os.sysconf("SC_CLK_TCK")
 
 
 def _lengths(argument: str) -> list[tuple[int, int]]:

@@ -181,6 +181,11 @@ class VllmCore:
             "generation_config": "vllm",  # not the checkpoint's own sampling defaults
             "worker_extension_cls": f"{Rank.__module__}.{Rank.__qualname__}",
         }
+        if self._vllm.platform.is_cpu():
+            # Where a prompt is computed in parts, vLLM takes back what its seed drew in between, and dies of it on a
+            # CPU, whose generators cannot. So every prompt gets into one step.
+            whole = arguments["max_num_seqs"] * arguments["max_model_len"]
+            arguments["max_num_batched_tokens"] = max(whole, arguments.get("max_num_batched_tokens", 0))
         self._engine = self._vllm.AsyncLLM.from_engine_args(self._vllm.AsyncEngineArgs(**arguments, **fixed))
         self.vocabulary = self._engine.model_config.get_vocab_size()
         self.tokenizer = not self._engine.model_config.skip_tokenizer_init
@@ -327,6 +332,7 @@ def _import_vllm() -> Any:
     try:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.inputs.engine import tokens_input
+        from vllm.platforms import current_platform
         from vllm.sampling_params import RequestOutputKind, SamplingParams
         from vllm.v1.engine.async_llm import AsyncLLM
     except ImportError as error:
@@ -340,9 +346,10 @@ def _import_vllm() -> Any:
         AsyncLLM: Any
         RequestOutputKind: Any
         SamplingParams: Any
+        platform: Any
         tokens_input: Any
 
-    return Names(AsyncEngineArgs, AsyncLLM, RequestOutputKind, SamplingParams, tokens_input)
+    return Names(AsyncEngineArgs, AsyncLLM, RequestOutputKind, SamplingParams, current_platform, tokens_input)
 
 
 def _copy(manifest: Manifest, store: WeightStore, target: FolderStore) -> None:
