@@ -8,7 +8,7 @@ import pytest
 
 from rollart.cli.bench import HEADLINE, SIZES, growth_exponent, measure, summarise
 from rollart.cli.main import main
-from rollart.cli.pages import large_pages
+from rollart.cli.pages import TUNABLES, large_pages
 
 KEYS = {"us_per_turn", "step_cpu_s", "peak_mb", "growth_exponent", "sizes"}
 
@@ -56,7 +56,7 @@ def test_a_size_fills_its_environments() -> None:
 
 def test_the_headline_is_one_of_the_sizes_whatever_their_order() -> None:
     assert HEADLINE in SIZES
-    sizes = [{"trajectories": n, "us_per_turn": n, "step_cpu_s": n * n, "peak_mb": n} for n in SIZES]
+    sizes = [{"trajectories": n, "trained": n, "us_per_turn": n, "step_cpu_s": n * n, "peak_mb": n} for n in SIZES]
     result = summarise(sizes)
     assert result["us_per_turn"] == HEADLINE
     assert result["growth_exponent"] == pytest.approx(2.0)
@@ -73,7 +73,7 @@ def test_large_pages_are_asked_for_unless_the_user_chose(monkeypatch: pytest.Mon
     monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.36"))
     monkeypatch.setattr("sys.platform", "linux")
     asked = large_pages({"HOME": "/"})
-    assert asked == {"HOME": "/", "PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    assert asked == {"HOME": "/", "PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": TUNABLES}
     assert large_pages(asked) == asked, "a restart is not restarted"
     assert large_pages({"PYTHONMALLOC": "debug"}) == {"PYTHONMALLOC": "debug"}
     for libc in (("", ""), ("musl", "1.2"), ("glibc", "2.31")):

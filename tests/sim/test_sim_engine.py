@@ -214,7 +214,7 @@ def test_a_prefix_evicted_in_the_queue_is_missed_late() -> None:
     driver.send(add(2, 2, new=1200), add(3, 1, prefix=400, new=5))
     driver.run()
     assert [event.request for event in driver.events(PrefixMiss)] == [3]
-    driver.send(add(3, 1, new=405))
+    driver.send(add(4, 1, new=405))
     driver.run()
     assert driver.events(TurnDone)[-1].usage == TurnUsage(prefilled=405, cached=0, recomputed=0)
 

@@ -10,6 +10,8 @@ import platform
 import sys
 from collections.abc import Mapping
 
+TUNABLES = "glibc.malloc.hugetlb=1:glibc.malloc.tcache_count=60000"
+"""Large pages; and blocks that were freed stay with the thread, instead of being merged and cut again: a tenth."""
 MANY_AGENTS = 4096
 """From here on it is worth a restart."""
 
@@ -24,7 +26,7 @@ def large_pages(environ: Mapping[str, str]) -> dict[str, str]:
         or {"PYTHONMALLOC", "GLIBC_TUNABLES"} & environ.keys()
     ):
         return dict(environ)
-    return {**environ, "PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    return {**environ, "PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": TUNABLES}
 
 
 def restart_with_large_pages() -> None:

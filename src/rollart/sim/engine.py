@@ -50,9 +50,6 @@ from rollart.types.weights import Manifest, verify_bucket
 _PREFIX = 0x7072656669780000
 """The stream of prefix-cache hits, apart from those of the workload."""
 
-_REMEMBERED = 64
-"""Ended requests of which a doubled `Add` is still recognised: at least so many, at most twice."""
-
 
 class SimEngine:
     """One replica. Settings:
@@ -70,9 +67,8 @@ class SimEngine:
         "_batch",
         "_cache",
         "_commands",
-        "_ended",
-        "_ended_before",
         "_max_context",
+        "_newest",
         "_now",
         "_prefix_hit",
         "_prefix_key",
@@ -117,8 +113,8 @@ class SimEngine:
         self._running: dict[RequestId, Request] = {}
         self._queued: dict[RequestId, Request] = {}
         self._queue: deque[Request] = deque()
-        self._ended: set[RequestId] = set()
-        self._ended_before: set[RequestId] = set()
+        self._newest = -1
+        """Of the requests that were taken."""
 
         self._version: Version | None = None
         self._staged: set[Version] = set()
@@ -212,8 +208,8 @@ class SimEngine:
 
     def _add(self, add: Add, events: list[WorkerEvent]) -> None:
         id = add.request
-        if id in self._running or id in self._queued or id in self._ended or id in self._ended_before:
-            return
+        if id <= self._newest:
+            return  # a double: ids only grow
         prefix = add.prefix_length
         context = prefix + add.new.length
         sampling = add.sampling
@@ -237,6 +233,7 @@ class SimEngine:
                 request = Request(add, context, length, FinishReason.STOP)
             else:
                 request = Request(add, context, limit, FinishReason.LENGTH)
+            self._newest = id
             self._queued[id] = request
             self._queue.append(request)
 
@@ -251,7 +248,6 @@ class SimEngine:
         request = self._queued.pop(id, None)
         if request is not None:
             request.ended = True
-            self._remember(id)
             # It never ran: nothing was computed or found for it.
             events.append(TurnDone(id, NO_TOKENS, FinishReason.ABORTED, TurnUsage()))
             return
@@ -322,13 +318,6 @@ class SimEngine:
     def _done(self, request: Request, sampled: int, finish: FinishReason, events: list[WorkerEvent]) -> None:
         usage = TurnUsage(request.context - request.prefix, request.cached, request.recomputed)
         events.append(TurnDone(request.id, request.take(sampled, self._serving()), finish, usage))
-        self._remember(request.id)
-
-    def _remember(self, id: RequestId) -> None:
-        self._ended.add(id)
-        if len(self._ended) >= _REMEMBERED:
-            self._ended_before = self._ended
-            self._ended = set()
 
     # --- progress ---------------------------------------------------------------------------------------------------
 

@@ -54,11 +54,12 @@ class Sampling(msgspec.Struct, frozen=True, gc=False):
 class Add(msgspec.Struct, frozen=True, gc=False):
     """Generate one turn. Only what is new travels: `new` follows the first `prefix_length` tokens of the session.
 
-    An engine that does not hold that prefix (by length and digest) answers `PrefixMiss` and gets the whole, with
-    `prefix_length` 0, which always replaces what the session held.
+    An engine that does not hold that prefix (by length and digest) answers `PrefixMiss`, which ends the request, and
+    gets the whole in another one, with `prefix_length` 0, which always replaces what the session held.
     """
 
     request: RequestId
+    """Larger than any before it, so that a double is known by it."""
     session: TrajectoryId
     task: str
     prefix_length: int
