@@ -1,0 +1,124 @@
+"""`rollart doctor`: what this machine has, what is missing for which use, and how to get it."""
+
+import json as jsonlib
+import os
+import platform
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+PACKAGES = {
+    "torch": ("train", True),
+    "transformers": ("train", True),
+    "tokenizers": ("train", True),
+    "gymnasium": ("train", True),
+    "ray": ("ray", False),
+    "peft": ("lora", False),
+    "vllm": ("vllm", False),
+}
+"""The extra of rollart that brings each, and whether `rollart train` needs it."""
+LEAST_MEMORY_GB = 2.0
+LEAST_SHARED_GB = 0.25
+LEAST_DISK_GB = 1.0
+MARKS = {"ok": "[green]ok[/]  ", "note": "[yellow]note[/]", "bad": "[red]bad[/] "}
+
+
+class Finding(NamedTuple):
+    """`ok`: fine; `note`: something optional is not there; `bad`: training will not work, and what to do."""
+
+    mark: str
+    what: str
+    found: str
+
+
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout and nothing else.")] = False,
+) -> None:
+    """Look at this machine: versions, cores, memory, ports; what is missing, and how to get it.
+
+    Ends with 1 if `rollart train` cannot work here.
+
+    Example: rollart doctor
+    """
+    findings = list(examine())
+    if json:
+        sys.stdout.write(jsonlib.dumps({finding.what: finding._asdict() for finding in findings}) + "\n")
+    else:
+        console = Console(highlight=False)
+        for finding in findings:
+            console.print(f"{MARKS[finding.mark]}  {finding.what:<14} {escape(finding.found)}", soft_wrap=True)
+    if any(finding.mark == "bad" for finding in findings):
+        raise typer.Exit(1)
+
+
+def examine() -> Iterator[Finding]:
+    yield Finding("ok", "rollart", metadata.version("rollart"))
+    yield Finding("ok", "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    for package, (extra, needed) in PACKAGES.items():
+        yield _package(package, extra, needed=needed)
+    yield from _devices()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield Finding("ok", "cores", f"{cores} that this process may use")
+    memory_gb = _memory_gb()
+    if memory_gb is not None:
+        yield _enough("memory", memory_gb, LEAST_MEMORY_GB, "close something, or train a smaller model")
+    shared = Path("/dev/shm")
+    if shared.is_dir():
+        remedy = "weights go through it: mount a larger one (docker: --shm-size=1g)"
+        yield _enough("shared memory", shutil.disk_usage(shared).free / 1e9, LEAST_SHARED_GB, remedy)
+    yield _enough("disk", shutil.disk_usage(Path.cwd()).free / 1e9, LEAST_DISK_GB, "free some, or use --out elsewhere")
+    yield _loopback()
+
+
+def _package(name: str, extra: str, *, needed: bool) -> Finding:
+    try:
+        return Finding("ok", name, metadata.version(name))
+    except metadata.PackageNotFoundError:
+        mark = "bad" if needed else "note"
+        return Finding(mark, name, f"missing; get it with: pip install 'rollart[{extra}]'")
+
+
+def _devices() -> Iterator[Finding]:
+    try:
+        import torch
+    except ImportError as error:
+        if error.name != "torch":  # there, but broken; that it is missing was said
+            yield Finding("bad", "device", f"torch cannot be imported: {error}; install it anew")
+        return
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    yield Finding("ok", "device", ", ".join(names) if names else "CPU only; enough for the quickstart")
+
+
+def _memory_gb() -> float | None:
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.is_file():
+        return None
+    fields = dict(line.split(":", 1) for line in meminfo.read_text(encoding="ascii").splitlines())
+    return int(fields["MemAvailable"].split()[0]) * 1024 / 1e9
+
+
+def _enough(what: str, have_gb: float, least_gb: float, remedy: str) -> Finding:
+    if have_gb >= least_gb:
+        return Finding("ok", what, f"{have_gb:.1f} GB free")
+    return Finding("bad", what, f"{have_gb:.2f} GB free, {least_gb:g} GB are needed: {remedy}")
+
+
+def _loopback() -> Finding:
+    """Worker processes talk over it."""
+    try:
+        with socket.socket() as server:
+            server.bind(("127.0.0.1", 0))
+            server.listen()
+            with socket.create_connection(server.getsockname(), timeout=2.0):
+                pass
+    except OSError as error:
+        return Finding("bad", "ports", f"no connection over 127.0.0.1 ({error}); look at the firewall or the sandbox")
+    return Finding("ok", "ports", "connections over 127.0.0.1 work")
