@@ -18,6 +18,7 @@ from rollart.config.load import check, load_toml, override
 from rollart.config.schema import RunConfig
 from rollart.control.pipeline import run_pipeline
 from rollart.observe.journal import SqliteJournal, digest, fold_journal, read_journal, read_since_snapshot
+from rollart.observe.metrics import MetricsSink
 from rollart.policy.lineage import replay
 from rollart.types.errors import InvariantBroken, RequestError, RunError
 from rollart.types.snapshot import RunState
@@ -97,7 +98,8 @@ async def _run(config: RunConfig, folder: Path, state: RunState | None) -> None:
     from rollart.backends.stores.memory import MemoryStore
     from rollart.distributed.inline import InlineRuntime
 
-    sink = Narrator(SqliteJournal(folder / JOURNAL, config.journal_mb * 10**6), _say, config.steps)
+    journal = SqliteJournal(folder / JOURNAL, config.journal_mb * 10**6)
+    sink = Narrator(MetricsSink(journal, folder), _say, config.steps)
     await run_pipeline(config, real_parts(config, InlineRuntime(), sink, MemoryStore(), folder / "checkpoints"), state)
 
 

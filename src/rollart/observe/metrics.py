@@ -1,0 +1,81 @@
+"""Metrics of a run on disk: a JSON line per step and evaluation, and TensorBoard files where its writer is installed.
+
+What holds: lines are whole and in order, each written when its step is trained; a resumed run adds to them. What cannot
+be written is raised by the next `flush`, as everything that a journal loses.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rollart.observe.steps import EvalRecord, Record, StepFold
+from rollart.ports.sink import EventSink
+from rollart.types.errors import RunError
+from rollart.types.journal import JournalEvent
+
+LINES = "metrics.jsonl"
+TENSORBOARD = "tensorboard"
+
+
+class MetricsSink:
+    """An EventSink that passes everything on and writes metrics beside it."""
+
+    def __init__(self, sink: EventSink, folder: Path) -> None:
+        self._sink = sink
+        self._fold = StepFold()
+        self._path = folder / LINES
+        self._board = _tensorboard(folder / TENSORBOARD)
+        self._lost: OSError | None = None
+
+    def append(self, event: JournalEvent) -> None:
+        self._sink.append(event)
+        self._write(self._fold.take(event))
+
+    async def flush(self) -> None:
+        if self._lost is not None:
+            raise RunError(f"{self._path} cannot be written: {self._lost}. Make room and resume.")
+        await self._sink.flush()
+
+    async def close(self) -> None:
+        self._write(self._fold.finish())
+        if self._board is not None:
+            self._board.close()
+        await self._sink.close()
+
+    def _write(self, records: Iterable[Record]) -> None:
+        for record in records:
+            try:
+                with self._path.open("ab") as lines:
+                    lines.write(msgspec.json.encode(record) + b"\n")
+                if self._board is not None:
+                    for name, value in scalars(record).items():
+                        self._board.add_scalar(name, value, record.step)
+            except OSError as error:
+                self._lost = error
+
+
+def scalars(record: Record) -> dict[str, float]:
+    """A record as named numbers, by what they are about."""
+    if isinstance(record, EvalRecord):
+        return {} if record.mean_reward is None else {f"held_out/{record.task}": record.mean_reward}
+    numbers = {f"reward/{task}": value for task, value in record.rewards.items()}
+    numbers |= {f"train/{name}": value for name, value in record.metrics.items()}
+    numbers |= {f"busy/{pool}": value for pool, value in record.busy.items()}
+    numbers |= {f"outcomes/{outcome}": float(count) for outcome, count in record.outcomes.items()}
+    numbers["rollout/tokens_per_s"] = record.tokens_per_s
+    numbers["rollout/suspended_s"] = record.suspended_s
+    if record.staleness:
+        numbers["rollout/staleness_mean"] = sum(record.staleness) / len(record.staleness)
+        numbers["rollout/staleness_max"] = float(max(record.staleness))
+    return numbers
+
+
+def _tensorboard(folder: Path) -> Any:
+    """A writer, or None where the package is missing: the lines are there in any case."""
+    try:
+        from tensorboardX import SummaryWriter
+    except ModuleNotFoundError:
+        return None
+    return SummaryWriter(logdir=str(folder), write_to_disk=True)
