@@ -39,14 +39,8 @@ class Narrator:
             case j.EvalEnded():
                 mean = "no score" if event.mean_reward is None else f"{event.mean_reward:.3f}"
                 return f"held-out {event.task}: {mean} over {event.scored} of {event.episodes} episodes"
-            case j.WorkerDied():
-                return f"{event.worker} died: {event.reason} ({event.action})"
-            case j.Quarantined():
-                return f"{event.part} is set aside: {event.reason}"
-            case j.StallReported():
-                return "nothing has moved for a while; waiting for:\n  " + "\n  ".join(event.waits)
             case _:
-                pass
+                return mishap(event)
         return ""
 
     def _step(self, event: j.StepTrained) -> str:
@@ -57,6 +51,21 @@ class Narrator:
             parts.append(f"staleness ≤ {max(claim.staleness, default=0)}")
         parts += [f"{name} {event.metrics[name]:.3g}" for name in _SHOWN if name in event.metrics]
         return ", ".join(parts)
+
+
+def mishap(event: j.JournalEvent) -> str:
+    """What went wrong, in a line; empty if nothing did."""
+    match event:
+        case j.WorkerDied():
+            return f"{event.worker} died: {event.reason} ({event.action})"
+        case j.Quarantined():
+            return f"{event.part} is set aside: {event.reason}"
+        case j.CheckpointFailed():
+            return f"the checkpoint of {event.version} was not saved: {event.reason}"
+        case j.StallReported():
+            return "nothing has moved for a while; waiting for:\n  " + "\n  ".join(event.waits)
+        case _:
+            return ""
 
 
 _SHOWN = ("loss", "grad_norm", "mismatch", "tokens")
