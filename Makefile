@@ -20,7 +20,7 @@ venv: $(INSTALLED) ## create .venv with the pinned versions; does nothing while 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt "$$(grep '^torch==' constraints.txt)"
-	$(PIP) install -c constraints.txt -e '.[train,dev]'
+	$(PIP) install -c constraints.txt -e '.[train,lora,dev]'
 	@touch $@
 
 test: $(INSTALLED) ## lint, types, import contracts, tests: all that has to hold before a commit

@@ -518,6 +518,18 @@ def unforgiving_trainer(scratch: Path) -> TrainerHarness:
     return real_trainer(scratch, TorchTrainer, bad, max_skipped=1, dtype="bfloat16")
 
 
+def ranked_trainer(scratch: Path) -> TrainerHarness:
+    """Two processes; a test that uses it makes them start quickly."""
+    return real_trainer(scratch, TorchTrainer, batch(1, real=False), token_budget=20, ranks=2)
+
+
+def adapted_trainer(scratch: Path) -> TrainerHarness:
+    """With versions that are merged: those of an adapter cannot be compared by digest over a restart."""
+    pytest.importorskip("peft", reason="LoRA needs peft: pip install 'rollart[lora]'")
+    lora = {"rank": 4, "publish": "merged"}
+    return real_trainer(scratch, TorchTrainer, batch(1, real=False), token_budget=20, lora=lora)
+
+
 def simulated_trainer(scratch: Path) -> TrainerHarness:  # noqa: ARG001 - it writes nothing down
     store, knife = SimStore(), Knife()
     settings = {
@@ -542,6 +554,8 @@ TRAINERS: dict[str, Callable[[Path], TrainerHarness]] = {
     "reference": reference_trainer,
     "torch": torch_trainer,
     "torch-bfloat16": unforgiving_trainer,
+    "torch-2-ranks": ranked_trainer,
+    "torch-lora": adapted_trainer,
 }
 
 # --- prompt sources -------------------------------------------------------------------------------------------------

@@ -11,5 +11,6 @@ from rollart.ports.conformance.trainer import CASES, TrainerHarness
 
 @pytest.mark.parametrize("implementation", TRAINERS)
 @pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.usefixtures("forked_ranks")
 def test_conforms(case: Case[TrainerHarness, None], implementation: str, tmp_path: Path) -> None:
     run(case, TRAINERS[implementation](tmp_path))

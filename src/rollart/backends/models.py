@@ -47,6 +47,7 @@ def build_model(model: ModelSetting, *, dtype: str, device: str, seed: int = 0) 
             built = _from_config(model, kind)
     # A checkpoint's own sampling defaults (top-k, penalties) would change the distribution that is sampled from.
     built.generation_config = GenerationConfig()
+    built.config.architectures = [type(built).__name__]  # also where the class gets another name, cut over ranks
     return built.to(target).eval()
 
 

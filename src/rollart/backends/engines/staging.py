@@ -2,14 +2,16 @@
 
 What holds: a version is ready only when every bucket has the digest of its manifest, its tensors are exactly those of
 the model, and the engine has prepared them. Whatever fails on the way costs that version, never the one in service.
+An adapter is merged into the full version that it is on. With the first of them that version is fetched again and kept
+as it was published, so that every later one costs no more than its factors.
 """
 
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import torch
 
+from rollart.backends.stores.adapters import merge
 from rollart.backends.stores.tensors import unpack, verify_fit
 from rollart.ports.weights import WeightStore
 from rollart.types.errors import WeightError
@@ -29,13 +31,6 @@ def as_they_are(tensors: Tensors) -> Generator[None, None, Tensors]:
     return tensors
 
 
-@dataclass
-class _Fetching(Generic[T]):
-    manifest: Manifest
-    buckets: list[bytes | memoryview] = field(default_factory=list)
-    preparing: Generator[None, None, T] | None = None
-
-
 class Staging(Generic[T]):
     """The versions of one engine that are being fetched or are ready."""
 
@@ -44,11 +39,17 @@ class Staging(Generic[T]):
         store: WeightStore,
         wanted: Mapping[str, torch.Tensor],
         prepare: Prepare[T] = as_they_are,  # type: ignore[assignment]  # without one, T is the tensors
+        *,
+        adapters: bool = True,
     ) -> None:
+        """Without `adapters`, only full versions are taken: what the engine serves with is not made here."""
         self._store = store
         self._wanted = wanted
         self._prepare = prepare
-        self._fetching: dict[Version, _Fetching[T]] = {}
+        self._adapters = adapters
+        self._base: tuple[Version, Tensors] | None = None
+        """The full version that adapters are on."""
+        self._fetching: dict[Version, Generator[None, None, T]] = {}
         self._ready: dict[Version, T] = {}
 
     @property
@@ -60,14 +61,14 @@ class Staging(Generic[T]):
         version = manifest.version
         if version in self._ready:
             return Staged(version)
-        self._fetching.setdefault(version, _Fetching(manifest))
+        self._fetching.setdefault(version, self._making(manifest))
         return None
 
     def slice(self) -> Staged | StageFailed | None:
         """Fetch and verify one bucket, or prepare a part; says so when a version got ready or failed."""
         version, fetching = next(iter(self._fetching.items()))
         try:
-            self._work(version, fetching)
+            next(fetching)
         except StopIteration as end:
             self._ready[version] = end.value
         except Exception as error:  # noqa: BLE001 - the store may be anybody's: what it raises fails this version only
@@ -86,20 +87,37 @@ class Staging(Generic[T]):
             self._fetching = {other: kept for other, kept in self._fetching.items() if other > version}
         return taken
 
-    def _work(self, version: Version, fetching: _Fetching[T]) -> None:
-        """One slice; raises `StopIteration` with what was prepared when nothing is left to do."""
-        manifest, buckets = fetching.manifest, fetching.buckets
-        if manifest.kind is not WeightKind.FULL:
-            raise WeightError(f"{version} is a version of kind {manifest.kind.value}; this engine takes full ones")
-        if fetching.preparing is None:
-            if len(buckets) < len(manifest.digests):
-                data = self._store.bucket(version, len(buckets))
-                verify_bucket(manifest, len(buckets), data)
-                buckets.append(data)
-            if len(buckets) < len(manifest.digests):
-                return
-            tensors = unpack(manifest, buckets)
-            verify_fit(tensors, self._wanted, version)
-            fetching.preparing = self._prepare(tensors)
-            buckets.clear()
-        next(fetching.preparing)
+    def _making(self, manifest: Manifest) -> Generator[None, None, T]:
+        """What is served with, slice by slice."""
+        if manifest.kind is WeightKind.FULL:
+            tensors = yield from self._fetch(manifest)
+        elif manifest.kind is WeightKind.ADAPTER and self._adapters:
+            tensors = yield from self._merge(manifest)
+        else:
+            raise WeightError(
+                f"{manifest.version} is a version of kind {manifest.kind.value}, which this engine does not take: let "
+                "the trainer publish full ones (`lora.publish` = merged)"
+            )
+        verify_fit(tensors, self._wanted, manifest.version)
+        return (yield from self._prepare(tensors))
+
+    def _fetch(self, manifest: Manifest) -> Generator[None, None, Tensors]:
+        buckets: list[bytes | memoryview] = []
+        for index in range(len(manifest.digests)):
+            if index:
+                yield
+            data = self._store.bucket(manifest.version, index)
+            verify_bucket(manifest, index, data)
+            buckets.append(data)
+        return unpack(manifest, buckets)
+
+    def _merge(self, manifest: Manifest) -> Generator[None, None, Tensors]:
+        factors = yield from self._fetch(manifest)
+        base = manifest.parent
+        if base is None:
+            raise WeightError(f"{manifest.version} is an adapter on no version; publish it again")
+        if self._base is None or self._base[0] != base:
+            self._base = None
+            yield
+            self._base = (base, (yield from self._fetch(self._store.manifest(base))))
+        return (yield from merge(self._base[1], factors))

@@ -61,7 +61,7 @@ class _Fetching:
     def __init__(self, manifest: Manifest, store: WeightStore, wanted: Mapping[str, torch.Tensor]) -> None:
         self.answer: str | None = None
         self._version = manifest.version
-        self._staging: Staging[Tensors] = Staging(store, wanted)
+        self._staging: Staging[Tensors] = Staging(store, wanted, adapters=False)
         self._staging.begin(manifest)
         threading.Thread(target=self._fetch, name=f"stage-{manifest.version}", daemon=True).start()
 

@@ -38,9 +38,14 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def pack(
-    tensors: Mapping[str, torch.Tensor], *, version: Version, parent: Version | None, bucket_bytes: int
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    version: Version,
+    parent: Version | None,
+    bucket_bytes: int,
+    kind: WeightKind = WeightKind.FULL,
 ) -> tuple[Manifest, list[bytes]]:
-    """A full version of these tensors, in the order of the mapping, and the bytes of its buckets."""
+    """A version of these tensors, in the order of the mapping, and the bytes of its buckets."""
     buckets: list[bytearray] = []
     entries: list[TensorEntry] = []
     packed: dict[tuple[object, ...], list[TensorEntry]] = {}
@@ -77,7 +82,7 @@ def pack(
     manifest = Manifest(
         version=version,
         parent=parent,
-        kind=WeightKind.FULL,
+        kind=kind,
         tensors=tuple(entries),
         bucket_bytes=tuple(len(data) for data in data_of),
         digests=tuple(bucket_digest(data) for data in data_of),

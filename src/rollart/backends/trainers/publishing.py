@@ -3,7 +3,8 @@
 What holds:
 - at most one version is on its way, so there is at most one copy of the weights besides those that are trained;
 - what is published are the weights at the moment of `start`, whatever is trained meanwhile, if `start` got a copy;
-- a version published again is answered by what was published; of the versions that were, the last `keep` stay.
+- a version published again is answered by what was published; of the versions that were, the last `keep` stay, and the
+  full one that adapters among them are on.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,12 +12,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
-from rollart.backends.stores.tensors import memory_of, pack
+from rollart.backends.stores.tensors import pack
+from rollart.backends.trainers.sharding import identity, whole
 from rollart.ports.weights import WeightStore
-from rollart.types.errors import WeightError
+from rollart.types.errors import VersionMissing, WeightError
 from rollart.types.messages import Published, TrainerFailed
 from rollart.types.versions import Version
-from rollart.types.weights import Manifest
+from rollart.types.weights import Manifest, WeightKind
 
 Answer = Published | TrainerFailed
 
@@ -34,15 +36,26 @@ class Publisher:
         self._thread = ThreadPoolExecutor(1, "publisher") if wake is not None else None
         self._published: list[Manifest] = []
 
-    def start(self, version: Version, tensors: Callable[[], Mapping[str, torch.Tensor]]) -> "Future[Answer]":
+    @property
+    def base(self) -> Version | None:
+        """The full version that an adapter can be published on."""
+        full = [manifest.version for manifest in self._published if manifest.kind is WeightKind.FULL]
+        return full[-1] if full else None
+
+    def start(
+        self,
+        version: Version,
+        tensors: Callable[[], Mapping[str, torch.Tensor]],
+        kind: WeightKind = WeightKind.FULL,
+    ) -> "Future[Answer]":
         """Publish these, which are asked for only if the version is not there yet. Not while another is on its way."""
         answer: Future[Answer] = Future()
         if self._published and self._published[-1].version == version:
             answer.set_result(Published(self._published[-1]))  # a doubled command
         elif self._thread is None or self._wake is None:
-            answer.set_result(self._publish(version, tensors()))
+            answer.set_result(self._publish(version, tensors(), kind))
         else:
-            answer = self._thread.submit(self._publish, version, tensors())
+            answer = self._thread.submit(self._publish, version, tensors(), kind)
             wake = self._wake
             answer.add_done_callback(lambda _: wake())
         return answer
@@ -52,37 +65,57 @@ class Publisher:
         if self._thread is not None:
             self._thread.shutdown()
 
-    def _publish(self, version: Version, tensors: Mapping[str, torch.Tensor]) -> Answer:
-        parent = self._published[-1].version if self._published else None
-        manifest, buckets = pack(tensors, version=version, parent=parent, bucket_bytes=self._bucket_bytes)
+    def _publish(self, version: Version, tensors: Mapping[str, torch.Tensor], kind: WeightKind) -> Answer:
+        before = self._published[-1].version if self._published else None
+        parent = self.base if kind is WeightKind.ADAPTER else before
+        manifest, buckets = pack(tensors, version=version, parent=parent, bucket_bytes=self._bucket_bytes, kind=kind)
         try:
             self._store.publish(manifest, buckets)
+            if kind is WeightKind.ADAPTER and parent is not None:
+                self._store.manifest(parent)
+        except VersionMissing:
+            return TrainerFailed(
+                None,
+                f"{version} is an adapter on {parent}, which the store did not keep: give it room for "
+                f"{self._keep + 2} versions, or set `lora.publish` to merged",
+            )
         except WeightError as error:
             return TrainerFailed(None, f"{version} was not published: {error}")
         self._published.append(manifest)
-        while len(self._published) > self._keep:
-            self._store.drop(self._published.pop(0).version)
+        self._retire()
         return Published(manifest)
+
+    def _retire(self) -> None:
+        recent = self._published[-self._keep :]
+        bases = {manifest.parent for manifest in recent if manifest.kind is WeightKind.ADAPTER}
+        for old in self._published[: -self._keep]:
+            if old.version not in bases:
+                self._published.remove(old)
+                self._store.drop(old.version)
 
 
 class Snapshot:
-    """A copy of tensors on the CPU, in memory that is used again and again; those that share memory share it here."""
+    """A copy of tensors on the CPU, in memory that is used again and again; those that share memory share it here.
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    On `meta` it is a copy without memory, for a rank that only helps another to have one.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: str = "cpu") -> None:
         self._dtype = dtype
+        self._device = device
         self._copies: dict[str, torch.Tensor] = {}
 
     def take(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Valid until the next `take`. Floating tensors are converted."""
-        copied: dict[tuple[object, ...], torch.Tensor] = {}
+        copied: dict[object, torch.Tensor] = {}
         for name, tensor in tensors.items():
-            identity = memory_of(tensor)
-            twin = copied.get(identity)
+            memory = identity(tensor)
+            twin = copied.get(memory)
             if twin is not None:
                 self._copies[name] = twin
                 continue
             if name not in self._copies:
                 dtype = self._dtype if tensor.is_floating_point() else tensor.dtype
-                self._copies[name] = torch.empty(tensor.shape, dtype=dtype)
-            copied[identity] = self._copies[name].copy_(tensor.detach())
+                self._copies[name] = torch.empty(tensor.shape, dtype=dtype, device=self._device)
+            copied[memory] = self._copies[name].copy_(whole(tensor))
         return self._copies

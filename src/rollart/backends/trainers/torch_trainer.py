@@ -14,14 +14,18 @@ What holds, besides what holds of every trainer (`worker`):
   `max_skipped`-th in a row is `TrainerFailed`, which stops the run;
 - parameters are float32, whatever the layers are computed in: with bfloat16 they are the master weights that the
   optimiser needs, checkpoints hold them, and what is published is converted;
-- after a restore training goes on, in float32 bit by bit as it would have.
+- after a restore training goes on, in float32 bit by bit as it would have;
+- several ranks are one trainer: weights, versions, checkpoints and metrics are those of one process, up to the order in
+  which numbers are added. All ranks run the methods `…_everywhere` together, on the same sequences, each its share of
+  the micro-batches (`ranks`, `sharding`, `dealing`).
 """
 
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+import msgspec
 import numpy as np
 import torch
 from pydantic import Field
@@ -30,14 +34,24 @@ from rollart.algo.loss import policy_loss
 from rollart.algo.metrics import Metrics
 from rollart.algo.packed import PackedBatch
 from rollart.backends.models import build_model
+from rollart.backends.trainers import training_state
 from rollart.backends.trainers.checkpoint import Checkpoint
+from rollart.backends.trainers.dealing import deal, shortest
+from rollart.backends.trainers.lora import Adapter, LoraSettings
 from rollart.backends.trainers.packed_model import PackedModel
-from rollart.backends.trainers.packing import Item, MicroBatch, Untrainable, items, micro_batches
+from rollart.backends.trainers.packing import Item, MicroBatch, Untrainable, items
 from rollart.backends.trainers.publishing import Snapshot
+from rollart.backends.trainers.ranks import Member, Ranks
 from rollart.backends.trainers.schedule import Schedule
+from rollart.backends.trainers.sharding import clip, over_ranks, shard, whole
 from rollart.backends.trainers.worker import TrainerWorker, TrainerWorkerSettings
 from rollart.config.algorithm import CorrectionKind, LossSettings
+from rollart.ports.worker import Advance
+from rollart.types.errors import RequestError
 from rollart.types.messages import Train
+from rollart.types.weights import WeightKind
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -56,41 +70,135 @@ class TorchTrainerSettings(TrainerWorkerSettings):
     gradient_checkpointing: bool = False
     max_skipped: int = Field(default=3, ge=1)
     """So many steps in a row that are not finite stop the run."""
+    ranks: int = Field(default=1, ge=1)
+    """Over so many processes weights, gradients and optimiser are cut (FSDP2); on `cuda` each has a GPU of its own."""
+    lora: LoraSettings | None = None
+    """Train an adapter instead of the model."""
 
 
 class TorchTrainer(TrainerWorker):
     """A trainer worker; its factory path is `rollart.backends.trainers.torch_trainer:TorchTrainer`."""
 
-    def __init__(self, settings: Mapping[str, Any], wake: Callable[[], None]) -> None:
+    def __init__(self, settings: Mapping[str, Any], wake: Callable[[], None], *, member: Member | None = None) -> None:
+        """`member` is given to ranks other than 0: they publish and save nothing, and are told what to do."""
         own = self._settings = TorchTrainerSettings.model_validate(dict(settings))
+        self._rank = 0 if member is None else member.seat.rank
+        self._ranks: Ranks | None = None
+        if own.ranks > 1 and member is None:
+            alike = own.model_copy(update={"store": None, "checkpoints": None})
+            self._ranks = Ranks(alike, own.ranks, own.device, wake)
+        try:
+            self._set_up(wake, member)
+        except BaseException:
+            self._end_ranks()
+            raise
+
+    def _set_up(self, wake: Callable[[], None], member: Member | None) -> None:
+        own = self._settings
         self._packed = self._build()
         self._reference = self._build() if own.loss.kl_weight else None
         """Frozen: the weights of the start, not those of a checkpoint."""
-        self._published_as = Snapshot(getattr(torch, own.dtype))
+        model = self._packed.model
+        self._adapter = None if own.lora is None else Adapter(model, own.lora, source=own.model, seed=own.seed)
+        group = member or self._ranks
+        if group is not None:
+            mesh = group.meet()
+            for packed in (self._packed, self._reference):
+                if packed is not None:
+                    shard(packed.model, mesh, getattr(torch, own.dtype))
+        self._published_as = Snapshot(getattr(torch, own.dtype), "meta" if self._rank else "cpu")
         self._steps = 0
         self._skipped_in_a_row = 0
-        model = self._packed.model
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(
-            model.parameters(), lr=own.learning_rate, weight_decay=own.weight_decay, betas=own.betas, fused=True
+            trained, lr=own.learning_rate, weight_decay=own.weight_decay, betas=own.betas, fused=True
         )
-        super().__init__(own, model, optimizer, wake=wake)
+        layout = None if self._adapter is None else self._adapter.layout()
+        super().__init__(own, model, optimizer, layout=layout, wake=wake)
 
     def _build(self) -> PackedModel:
         own = self._settings
         return PackedModel(
-            build_model(own.model, dtype="float32", device=own.device, seed=own.seed),
+            build_model(own.model, dtype="float32", device=own.device if own.ranks == 1 else "cpu", seed=own.seed),
             temperature=own.temperature,
             compute=getattr(torch, own.dtype),
             gradient_checkpointing=own.gradient_checkpointing,
         )
 
+    def advance(self, now: float) -> Advance:
+        if self._ranks is not None:
+            self._ranks.check()
+        return super().advance(now)
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self._end_ranks()
+
+    def _end_ranks(self) -> None:
+        if self._ranks is not None:
+            self._ranks.close()
+
+    def _together(self, work: Callable[..., T], *args: Any) -> T:
+        """Have all ranks call this method of theirs; gives what it returned here."""
+        return work(*args) if self._ranks is None else self._ranks.do(work, *args)
+
+    # --- weights
+
     def _snapshot(self) -> Mapping[str, torch.Tensor]:
-        return self._published_as.take(self._model.state_dict())
+        return self._together(self._snapshot_everywhere, self._kind())
+
+    def _snapshot_everywhere(self, kind: WeightKind) -> Mapping[str, torch.Tensor]:
+        if self._adapter is None:
+            return self._published_as.take(self._model.state_dict(keep_vars=True))
+        factors = self._adapter.factors()
+        if kind is WeightKind.ADAPTER:
+            return self._adapter.adapter_version(factors)
+        base = self._published_as.take(self._adapter.base())
+        return base if self._rank else self._adapter.full_version(base, factors)
+
+    def _kind(self) -> WeightKind:
+        lora = self._settings.lora
+        if lora is None or lora.publish == "merged" or self._publisher.base is None:
+            return WeightKind.FULL
+        return WeightKind.ADAPTER
+
+    def _weights_to_save(self) -> training_state.Tensors:
+        return self._together(self._weights_everywhere)
+
+    def _weights_everywhere(self) -> training_state.Tensors:
+        return self._kept(super()._weights_to_save())
+
+    def _moments_to_save(self) -> training_state.Tensors:
+        return self._together(self._moments_everywhere)
+
+    def _moments_everywhere(self) -> training_state.Tensors:
+        return self._kept(super()._moments_to_save())
+
+    def _kept(self, tensors: training_state.Tensors) -> training_state.Tensors:
+        """Whole, one after the other, on the CPU of rank 0."""
+        kept = {}
+        for name, tensor in tensors.items():
+            gathered = whole(tensor)
+            if not self._rank:
+                kept[name] = gathered.cpu()
+        return kept
 
     def _facts(self) -> dict[str, Any]:
-        return super()._facts() | {"steps": self._steps, "skipped_in_a_row": self._skipped_in_a_row}
+        facts = super()._facts() | {"steps": self._steps, "skipped_in_a_row": self._skipped_in_a_row}
+        return facts if self._adapter is None else facts | {"base": self._adapter.fingerprint}
 
     def _restore(self, checkpoint: Checkpoint) -> None:
+        self._together(self._restore_everywhere, checkpoint)
+
+    def _restore_everywhere(self, checkpoint: Checkpoint) -> None:
+        own = None if self._adapter is None else self._adapter.fingerprint
+        if own is not None and checkpoint.facts.get("base", own) != own:
+            raise RequestError(
+                f"checkpoint {checkpoint.folder} is an adapter on another model; give the trainer the model, or the "
+                "config and the seed, that it was trained on, or another folder for checkpoints"
+            )
         super()._restore(checkpoint)
         self._steps = int(checkpoint.facts["steps"])
         self._skipped_in_a_row = int(checkpoint.facts["skipped_in_a_row"])
@@ -98,18 +206,28 @@ class TorchTrainer(TrainerWorker):
     # --- one step
 
     def _step(self, train: Train) -> dict[str, float]:
-        own = self._settings
         rows = items(train.samples, self._packed.vocabulary)
-        batches = micro_batches(rows, own.token_budget)
+        return self._together(self._step_everywhere, msgspec.structs.replace(train, samples=()), rows)
+
+    def _step_everywhere(self, train: Train, rows: Sequence[Item]) -> dict[str, float]:
+        own = self._settings
+        dealt = deal(rows, own.token_budget, own.ranks)
+        batches = dealt.batches
         self._optimizer.zero_grad(set_to_none=True)
         metrics = Metrics()
-        for batch in batches:
+        for batch in dealt.hands[self._rank]:
             loss, measured = self._loss(batch, rows)
             loss.backward()  # type: ignore[no-untyped-call]
             metrics = metrics + measured
+        for _ in range(dealt.passes - len(dealt.hands[self._rank])):
+            # In every pass all ranks put the layers together, also those that have nothing left to compute.
+            loss, _nothing = self._loss(shortest(rows), rows)
+            (0.0 * loss).backward()  # type: ignore[no-untyped-call]
+        if own.ranks > 1:
+            metrics = over_ranks(metrics)
         # A batch in which nothing is trained has no metrics, and is reported like one that changes nothing.
         summary = {"loss": 0.0, "ratio_mean": 0.0, "mismatch": 0.0} | metrics.summary()
-        norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), own.max_grad_norm))
+        norm = clip(self._model.parameters(), own.max_grad_norm)
         rate = own.learning_rate * own.schedule.share(self._steps)
         finite = math.isfinite(summary["loss"]) and math.isfinite(norm)
         if finite:
@@ -184,6 +302,6 @@ class TorchTrainer(TrainerWorker):
             if not np.isfinite(row.behaviour).all():
                 return f"trajectory {row.trajectory} has log-probabilities from the engine that are not finite"
         for name, parameter in self._model.named_parameters():
-            if not parameter.isfinite().all():
+            if not whole(parameter).isfinite().all():
                 return f"the weights of {name} are not finite"
         return "its inputs and the weights are finite, so it overflowed on the way"

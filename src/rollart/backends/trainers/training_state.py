@@ -8,20 +8,23 @@ What holds: bytes are those of the tensors, so training goes on as if it had nev
     model.safetensors       its weights; tensors that share their memory are there once
     optimizer.safetensors   AdamW's state, `<parameter>/<field>`: exp_avg, exp_avg_sq, step
     random.safetensors      the default generators: cpu, and cuda where the model is there
+
+A trainer that does not train the model itself has another `Layout` for the first and the third (`lora`).
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from rollart.backends.models import _RANDOM, ModelSetting
-from rollart.backends.stores.tensors import memory_of, verify_fit
+from rollart.backends.stores.tensors import verify_fit
 from rollart.backends.trainers.checkpoint import TOKENIZER_FILES, Checkpoint
+from rollart.backends.trainers.sharding import identity, part
 from rollart.types.errors import RequestError, WeightError
 
 CONFIG = "config.json"
@@ -32,6 +35,20 @@ GENERATION = "generation_config.json"
 SOURCE_FILES = (GENERATION, *TOKENIZER_FILES)
 
 Tensors = Mapping[str, torch.Tensor]
+
+
+class Layout(NamedTuple):
+    """What of a model a checkpoint holds."""
+
+    config: str
+    described: bytes
+    file: str
+    tensors: Callable[[], Tensors]
+    """Those of `file`, as they are trained; a rank gives its part of each."""
+
+
+def whole_model(model: Any) -> Layout:
+    return Layout(CONFIG, _config(model), MODEL, lambda: weights(model))
 
 
 def source_files(setting: ModelSetting, model: Any) -> dict[str, bytes]:
@@ -45,18 +62,28 @@ def source_files(setting: ModelSetting, model: Any) -> dict[str, bytes]:
     return {GENERATION: neutral.encode()} | found
 
 
-def files(model: Any, optimizer: torch.optim.Optimizer, source: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
-    """Each file by its name, made when it is asked for: only one is in memory at a time."""
-    yield CONFIG, _config(model)
+def files(
+    layout: Layout,
+    source: Mapping[str, bytes],
+    device: torch.device,
+    *,
+    weights: Callable[[], Tensors],
+    moments: Callable[[], Tensors],
+) -> Iterator[tuple[str, bytes]]:
+    """Each file by its name, made when it is asked for: only one is in memory at a time.
+
+    `weights` gives the tensors of the layout and `moments` the optimiser's, whole.
+    """
+    yield layout.config, layout.described
     yield from source.items()
-    yield MODEL, _packed(_weights(model), {"format": "pt"})  # the mark that transformers asks for
-    yield OPTIMIZER, _packed(_flat(model, optimizer))
-    yield RANDOM, _packed(_random_state(model.device))
+    yield layout.file, _packed(weights(), {"format": "pt"})  # the mark that transformers asks for
+    yield OPTIMIZER, _packed(moments())
+    yield RANDOM, _packed(_random_state(device))
 
 
-def restore(checkpoint: Checkpoint, model: Any, optimizer: torch.optim.Optimizer) -> None:
+def restore(checkpoint: Checkpoint, layout: Layout, model: Any, optimizer: torch.optim.Optimizer) -> None:
     """Make these what they were. Hyper-parameters are those of the settings, which may have been changed since."""
-    saved, own = _read(checkpoint.file(MODEL)), _weights(model)
+    saved, own = _read(checkpoint.file(layout.file)), layout.tensors()
     try:
         verify_fit(saved, own, checkpoint.version)
     except WeightError as error:
@@ -66,7 +93,7 @@ def restore(checkpoint: Checkpoint, model: Any, optimizer: torch.optim.Optimizer
         ) from error
     with torch.no_grad():
         for name, tensor in own.items():
-            tensor.copy_(saved[name])
+            tensor.copy_(part(saved[name], like=tensor))
     _unflatten(_read(checkpoint.file(OPTIMIZER)), checkpoint.folder, model, optimizer)
     _set_random_state(_read(checkpoint.file(RANDOM)), model.device)
 
@@ -88,26 +115,26 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
 
 def _config(model: Any) -> bytes:
     config = copy.deepcopy(model.config)
-    config.architectures = [type(model).__name__]
     config.dtype = model.dtype
     text: str = config.to_json_string()
     return text.encode()
 
 
-def _weights(model: Any) -> dict[str, torch.Tensor]:
+def weights(model: Any) -> dict[str, torch.Tensor]:
     """The state dict, with every piece of memory under the first of its names."""
-    seen: set[tuple[object, ...]] = set()
+    seen: set[object] = set()
     kept = {}
-    for name, tensor in model.state_dict().items():
-        identity = memory_of(tensor)
-        if tensor.numel() and identity in seen:
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        memory = identity(tensor)
+        if tensor.numel() and memory in seen:
             continue
-        seen.add(identity)
+        seen.add(memory)
         kept[name] = tensor
     return kept
 
 
-def _flat(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def moments(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The optimiser's state, flat."""
     state = optimizer.state
     return {
         f"{name}/{field}": value
@@ -118,13 +145,16 @@ def _flat(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tenso
 
 
 def _unflatten(flat: Tensors, folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> None:
-    index = {name: number for number, (name, _) in enumerate(model.named_parameters())}
+    parameters = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
+    index = {name: number for number, (name, _) in enumerate(parameters)}
     state: dict[int, dict[str, torch.Tensor]] = {}
     for key, value in flat.items():
         name, _, field = key.rpartition("/")
         if name not in index:
             raise RequestError(f"checkpoint {folder} has optimiser state of {name!r}, which this model does not have")
-        state.setdefault(index[name], {})[field] = value
+        parameter = parameters[index[name]][1]
+        scalar = not value.dim()  # the number of steps is not cut over ranks
+        state.setdefault(index[name], {})[field] = value if scalar else part(value, like=parameter)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 

@@ -42,6 +42,7 @@ from rollart.types.messages import (
     WorkerEvent,
 )
 from rollart.types.versions import Version
+from rollart.types.weights import WeightKind
 
 REMEMBERED_CLAIMS = 1024
 """Of so many claims a doubled `Train` is recognised."""
@@ -79,11 +80,16 @@ class TrainerWorker(ABC):
         model: Any,
         optimizer: torch.optim.Optimizer,
         *,
+        layout: training_state.Layout | None = None,
         wake: Callable[[], None] | None = None,
     ) -> None:
-        """With `wake`, versions are published by a thread, from `_snapshot`; without, by the command itself."""
+        """With `wake`, versions are published by a thread, from `_snapshot`; without, by the command itself.
+
+        `layout` says what checkpoints hold; without, it is the whole model.
+        """
         self._model = model
         self._optimizer = optimizer
+        self._layout = layout or training_state.whole_model(model)
         self._publisher = Publisher(
             settings.store, bucket_bytes=settings.bucket_bytes, keep=settings.keep_versions, wake=wake
         )
@@ -144,6 +150,16 @@ class TrainerWorker(ABC):
         tensors: Mapping[str, torch.Tensor] = self._model.state_dict()
         return tensors
 
+    def _kind(self) -> WeightKind:
+        """What `_snapshot` gives."""
+        return WeightKind.FULL
+
+    def _weights_to_save(self) -> training_state.Tensors:
+        return self._layout.tensors()
+
+    def _moments_to_save(self) -> training_state.Tensors:
+        return training_state.moments(self._model, self._optimizer)
+
     def _facts(self) -> dict[str, Any]:
         """What a checkpoint holds besides tensors."""
         group = self._optimizer.param_groups[0]
@@ -153,7 +169,7 @@ class TrainerWorker(ABC):
         }
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        training_state.restore(checkpoint, self._model, self._optimizer)
+        training_state.restore(checkpoint, self._layout, self._model, self._optimizer)
         self._skipped = int(checkpoint.facts["skipped"])
         self._version = self._name = self._saved = checkpoint.version
 
@@ -168,7 +184,7 @@ class TrainerWorker(ABC):
                 return _answered(self._train(command))
             case Publish(version):
                 self._renaming = version
-                self._publication = self._publisher.start(version, self._snapshot)
+                self._publication = self._publisher.start(version, self._snapshot, self._kind())
                 return self._publication
             case Save(version):
                 return _answered(self._save(version))
@@ -210,7 +226,13 @@ class TrainerWorker(ABC):
             return Saved(version)  # a doubled command
         if version != self._name:
             return SaveFailed(version, f"the weights are those of {self._name}, and only those can be saved")
-        files = training_state.files(self._model, self._optimizer, self._source_files)
+        files = training_state.files(
+            self._layout,
+            self._source_files,
+            self._model.device,
+            weights=self._weights_to_save,
+            moments=self._moments_to_save,
+        )
         try:
             self._checkpoints.save(version, files, self._facts())
         except NotSaved as error:

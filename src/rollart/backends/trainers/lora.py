@@ -1,0 +1,134 @@
+"""LoRA, through PEFT: the model is frozen, and small factors beside its linear layers are trained.
+
+    h = W·x + (alpha / rank) · B·A·x          A random, B zero: training starts at the model itself
+
+What holds:
+- only the factors have gradients, optimiser state and a place in checkpoints;
+- a checkpoint is a folder of PEFT: `PeftModel.from_pretrained(model, folder)` loads it onto the model that training
+  started from. That model is not in it, only its fingerprint: a resume on another one is refused;
+- the first version that a trainer publishes is full, with the factors of that moment merged; later ones are adapters on
+  it (`stores.adapters`), or full ones too if `publish` says so, for engines that take nothing else. Both ways give an
+  engine the same weights.
+"""
+
+import hashlib
+import json
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+
+from rollart.backends.models import ModelSetting, seeded
+from rollart.backends.stores.adapters import A, B, Tensors, merge_now
+from rollart.backends.trainers.sharding import whole
+from rollart.backends.trainers.training_state import Layout
+from rollart.config.base import Strict
+from rollart.types.errors import RequestError
+
+CONFIG = "adapter_config.json"
+FACTORS = "adapter_model.safetensors"
+NAME = "default"
+PREFIX = "base_model.model."
+"""Of names in PEFT's files."""
+
+
+class LoraSettings(Strict):
+    rank: int = Field(default=16, ge=1)
+    alpha: float = Field(default=32.0, gt=0)
+    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """The linear layers that get factors, by the ends of their names; `all-linear` is all but the output head."""
+    publish: Literal["adapter", "merged"] = "adapter"
+    """What engines get: the factors, or all weights with the factors in them."""
+
+
+class Adapter:
+    """The factors of one model, which gets them here. The model may be cut over ranks afterwards."""
+
+    def __init__(self, model: Any, settings: LoraSettings, *, source: ModelSetting, seed: int) -> None:
+        """`seed` is that of the factors; all ranks give the same."""
+        self._model = model
+        self.fingerprint = _fingerprint(model)
+        self._config = _attach(model, settings, seed)
+        self._config.base_model_name_or_path = source if isinstance(source, str) else None
+        self._modules = {name: module for name, module in model.named_modules() if hasattr(module, "base_layer")}
+        head = model.get_output_embeddings()
+        for name, module in self._modules.items():
+            if module is head or not isinstance(module.base_layer, torch.nn.Linear):
+                raise RequestError(f"{name!r} cannot have LoRA factors: only linear layers before the output head can")
+        self._scale = settings.alpha / settings.rank
+        self._first: Tensors = {}
+        """The factors that are in the full version which adapters are published on."""
+
+    def base(self) -> dict[str, torch.Tensor]:
+        """The frozen weights, under the names of the model without factors; maybe a rank's part of them."""
+        return {
+            name.replace(".base_layer.", "."): tensor
+            for name, tensor in self._model.state_dict(keep_vars=True).items()
+            if f".{NAME}." not in name
+        }
+
+    def factors(self) -> dict[str, torch.Tensor]:
+        """A copy, whole, with the scale in B. All ranks at once."""
+        out = {}
+        for name, module in self._modules.items():
+            out[name + A] = whole(module.lora_A[NAME].weight).cpu().clone()
+            out[name + B] = self._scale * whole(module.lora_B[NAME].weight).cpu()
+        return out
+
+    def full_version(self, base: Tensors, factors: Tensors) -> Tensors:
+        """All weights; adapters are on these from now on."""
+        self._first = factors if any(factors[name].any() for name in factors if name.endswith(B)) else {}
+        return merge_now(base, factors)
+
+    def adapter_version(self, factors: Tensors) -> Tensors:
+        """What has changed since the last full version: B·A − B₀·A₀ is a product of factors again."""
+        out = dict(factors)
+        for name, first in self._first.items():
+            out[name] = torch.cat((out[name], first)) if name.endswith(A) else torch.cat((out[name], -first), 1)
+        return out
+
+    def layout(self) -> Layout:
+        """As PEFT saves it."""
+        described = {key: _plain(value) for key, value in self._config.to_dict().items()}
+        return Layout(CONFIG, json.dumps(described, indent=2, sort_keys=True).encode(), FACTORS, self._to_save)
+
+    def _to_save(self) -> dict[str, torch.Tensor]:
+        out = {}
+        for name, module in self._modules.items():
+            out[PREFIX + name + A] = module.lora_A[NAME].weight
+            out[PREFIX + name + B] = module.lora_B[NAME].weight
+        return out
+
+
+def _attach(model: Any, settings: LoraSettings, seed: int) -> Any:
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ModuleNotFoundError as error:
+        raise RequestError(f"LoRA needs {error.name}, which is missing: pip install 'rollart[lora]'") from error
+    targets = settings.target_modules
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        task_type="CAUSAL_LM",
+    )
+    try:
+        with seeded(seed, model.device):
+            inject_adapter_in_model(config, model, adapter_name=NAME)
+    except ValueError as error:
+        raise RequestError(f"target_modules {targets!r} of LoRA: {error}") from error
+    model.eval()
+    return config
+
+
+def _plain(value: Any) -> Any:
+    return sorted(value) if isinstance(value, set) else value
+
+
+def _fingerprint(model: Any) -> str:
+    """Of about a thousand numbers of every tensor: enough to tell another model or another training of it, at once."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in model.state_dict().items():
+        some = tensor.flatten()[:: 1 + tensor.numel() // 1000].contiguous().cpu()
+        digest.update(f"{name} {tuple(tensor.shape)}".encode() + some.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

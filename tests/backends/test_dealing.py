@@ -1,0 +1,73 @@
+"""Micro-batches dealt to ranks: nothing is lost, budgets are kept, and nobody waits long."""
+
+import numpy as np
+import pytest
+from packed_parts import samples
+from parts import VOCABULARY
+
+from rollart.backends.trainers.dealing import deal, shortest
+from rollart.backends.trainers.packing import Item, items, micro_batches
+
+
+def rows(count, seed=0):
+    """Of different lengths, some with the prompt of another."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for number in range(count):
+        prompt = np.full(int(rng.integers(2, 30)), number // 3, dtype=np.int32)
+        if number % 3:
+            prompt = np.frombuffer(made[-1].prompt, dtype=np.int32)
+        rest = rng.integers(0, VOCABULARY, int(rng.integers(1, 60))).astype(np.int32)
+        first = prompt.size - 1
+        sources = np.arange(first, first + rest.size)
+        numbers = np.zeros(rest.size, dtype=np.float32)
+        (example,) = items(samples()[:1], VOCABULARY)
+        made.append(
+            example._replace(
+                trajectory=number,
+                prompt=prompt.tobytes(),
+                prompt_length=prompt.size,
+                rest=rest[:-1],
+                sources=sources,
+                targets=rest,
+                behaviour=numbers,
+            )
+        )
+    return made
+
+
+def names(batches) -> list[int]:
+    members: list[Item] = [item for batch in batches for item in batch.items]
+    return sorted(item.trajectory for item in members)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 40])
+@pytest.mark.parametrize("budget", [1, 100, 350, 10_000])
+def test_every_sequence_is_dealt_once_within_the_budget(ranks, count, budget):
+    own = rows(count)
+    dealt = deal(own, budget, ranks)
+    assert len(dealt.hands) == ranks
+    assert names(dealt.batches) == list(range(count))
+    whole = micro_batches(own, budget)
+    assert dealt.passes == -(-len(whole) // ranks)  # no more than the budget asks for
+    for batch in dealt.batches:
+        assert batch.tokens <= budget or len(batch.items) == 1
+    assert deal(own, budget, ranks) == dealt
+    if ranks == 1:
+        assert dealt.hands == [whole]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("budget", [400, 100_000])
+def test_ranks_have_nearly_the_same_to_do(ranks, budget):
+    dealt = deal(rows(90), budget, ranks)
+    for number in range(dealt.passes):
+        sizes = [hand[number].tokens for hand in dealt.hands]  # all have work, in every pass
+        assert max(sizes) <= 1.25 * min(sizes)
+
+
+def test_the_shortest_is_the_least_work():
+    own = rows(20)
+    (only,) = shortest(own).items
+    assert only.prompt_length + only.rest.size == min(row.prompt_length + row.rest.size for row in own)
