@@ -9,7 +9,7 @@ from rollart.backends.models import build_model
 from rollart.backends.stores.memory import MemoryStore
 from rollart.backends.stores.tensors import pack
 from rollart.ports.worker import Worker
-from rollart.types.messages import WorkerCommand, WorkerEvent
+from rollart.types.messages import Stage, Staged, StageFailed, WorkerCommand, WorkerEvent
 from rollart.types.versions import Version
 from rollart.types.weights import Manifest
 
@@ -53,21 +53,30 @@ class Driver:
         self.woken = threading.Event()
         self.worker = factory(settings, self.woken.set)
         self.events: list[WorkerEvent] = []
+        self._staging: set[Version] = set()
 
     def send(self, *commands: WorkerCommand) -> None:
+        self._staging |= {command.manifest.version for command in commands if isinstance(command, Stage)}
         self.worker.post(commands)
 
     def slice(self) -> float | None:
         """One `advance`; gives its `wake_at`."""
         events, wake_at = self.worker.advance(time.monotonic())
         self.events += events
+        self._staging -= {event.version for event in events if isinstance(event, Staged | StageFailed)}
         return wake_at
 
     def rest(self) -> list[WorkerEvent]:
-        """Drive until the worker asks for nothing more; what it said since the last call."""
-        while self.slice() is not None:
-            pass
-        return self.take()
+        """Drive until the worker asks for nothing more, and has staged, in threads, what it was to stage.
+
+        Gives what it said since the last call.
+        """
+        while True:
+            self.woken.clear()
+            if self.slice() is None:
+                if not self._staging:
+                    return self.take()
+                assert self.woken.wait(10.0), f"{self._staging} not staged within 10 s"
 
     def answers(self, count: int = 1, seconds: float = 10.0) -> list[WorkerEvent]:
         """Drive until there are so many events, waiting for the worker's threads to wake it."""

@@ -158,14 +158,14 @@ class ReferenceEngine:
         events: list[WorkerEvent] = []
         while self._commands:
             self._obey(self._commands.popleft(), events)
-        if self._staging.busy:
+        if self._staging.due:
             staged = self._staging.slice()
             if staged is not None:
                 events.append(staged)
         if self._active():
             self._step(events)
         self._report(now, events)
-        return Advance(events, now if self._active() or self._staging.busy else None)
+        return Advance(events, now if self._active() or self._staging.due else None)
 
     def close(self) -> None:
         self._running.clear()

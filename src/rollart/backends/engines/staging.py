@@ -1,4 +1,4 @@
-"""Weight versions beside the one in service: fetched and prepared in slices, so that generation goes on between them.
+"""Weight versions beside the one in service: fetched in a thread and prepared in slices, while generation goes on.
 
 What holds: a version is ready only when every bucket has the digest of its manifest, its tensors are exactly those of
 the model, and the engine has prepared them. Whatever fails on the way costs that version, never the one in service.
@@ -7,6 +7,8 @@ as it was published, so that every later one costs no more than its factors.
 """
 
 from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
+from threading import Thread
 from typing import Generic, TypeVar
 
 import torch
@@ -41,20 +43,29 @@ class Staging(Generic[T]):
         prepare: Prepare[T] = as_they_are,  # type: ignore[assignment]  # without one, T is the tensors
         *,
         adapters: bool = True,
+        wake: Callable[[], None] | None = None,
     ) -> None:
-        """Without `adapters`, only full versions are taken: what the engine serves with is not made here."""
+        """Without `adapters`, only full versions are taken: what the engine serves with is not made here.
+
+        With `wake`, buckets are fetched and verified in a thread, and it is called when one is there; without, by
+        `slice` itself.
+        """
         self._store = store
         self._wanted = wanted
         self._prepare = prepare
         self._adapters = adapters
         self._base: tuple[Version, Tensors] | None = None
         """The full version that adapters are on."""
+        self._wake = wake
+        self._bucket: Future[bytes | memoryview] | None = None
+        """On its way."""
         self._fetching: dict[Version, Generator[None, None, T]] = {}
         self._ready: dict[Version, T] = {}
 
     @property
-    def busy(self) -> bool:
-        return bool(self._fetching)
+    def due(self) -> bool:
+        """Whether a `slice` would get something done; what is on its way says so by `wake`."""
+        return bool(self._fetching) and (self._bucket is None or self._bucket.done())
 
     def begin(self, manifest: Manifest) -> Staged | None:
         """Start to fetch; a version that is ready is said to be so again, one under way is left alone."""
@@ -87,6 +98,10 @@ class Staging(Generic[T]):
             self._fetching = {other: kept for other, kept in self._fetching.items() if other > version}
         return taken
 
+    def close(self) -> None:
+        self._fetching.clear()
+        self._ready.clear()
+
     def _making(self, manifest: Manifest) -> Generator[None, None, T]:
         """What is served with, slice by slice."""
         if manifest.kind is WeightKind.FULL:
@@ -104,12 +119,35 @@ class Staging(Generic[T]):
     def _fetch(self, manifest: Manifest) -> Generator[None, None, Tensors]:
         buckets: list[bytes | memoryview] = []
         for index in range(len(manifest.digests)):
-            if index:
+            if self._wake is None:
+                if index:
+                    yield
+                buckets.append(self._verified(manifest, index))
+                continue
+            coming = self._bucket = self._start(manifest, index, self._wake)
+            while not coming.done():
                 yield
-            data = self._store.bucket(manifest.version, index)
-            verify_bucket(manifest, index, data)
-            buckets.append(data)
+            buckets.append(coming.result())
         return unpack(manifest, buckets)
+
+    def _start(self, manifest: Manifest, index: int, wake: Callable[[], None]) -> "Future[bytes | memoryview]":
+        """A thread that nobody waits for: a store may hang."""
+        coming: Future[bytes | memoryview] = Future()
+        coming.add_done_callback(lambda _: wake())
+
+        def fetch() -> None:
+            try:
+                coming.set_result(self._verified(manifest, index))
+            except BaseException as error:  # noqa: BLE001 - told to who asked for the bucket
+                coming.set_exception(error)
+
+        Thread(target=fetch, name=f"stage {manifest.version}/{index}", daemon=True).start()
+        return coming
+
+    def _verified(self, manifest: Manifest, index: int) -> bytes | memoryview:
+        data = self._store.bucket(manifest.version, index)
+        verify_bucket(manifest, index, data)
+        return data
 
     def _merge(self, manifest: Manifest) -> Generator[None, None, Tensors]:
         factors = yield from self._fetch(manifest)

@@ -91,7 +91,7 @@ class TorchEngineSettings(Strict):
 class TorchEngine:
     """An engine worker; its factory path is `rollart.backends.engines.torch_engine:TorchEngine`."""
 
-    def __init__(self, settings: Mapping[str, Any], wake: Callable[[], None]) -> None:  # noqa: ARG002 - never waits
+    def __init__(self, settings: Mapping[str, Any], wake: Callable[[], None]) -> None:
         # Per thread, and workers are built in theirs. More threads collapse as soon as two workers share the machine.
         torch.set_num_threads(1)
         own = self._settings = TorchEngineSettings.model_validate(dict(settings))
@@ -109,6 +109,7 @@ class TorchEngine:
             own.store,
             wanted_tensors(self._shape, self._dtype),
             lambda tensors: prepare(tensors, self._shape, dtype=self._dtype, device=self._device),
+            wake=wake,
         )
         self._weights: ModelWeights | None = None
         self._version: Version | None = None
@@ -143,19 +144,20 @@ class TorchEngine:
         events: list[WorkerEvent] = []
         while self._commands:
             self._obey(self._commands.popleft(), events)
-        if self._staging.busy:
+        if self._staging.due:
             staged = self._staging.slice()
             if staged is not None:
                 events.append(staged)
         if self._active():
             self._step(events)
         self._report(now, events)
-        return Advance(events, now if self._active() or self._staging.busy else None)
+        return Advance(events, now if self._active() or self._staging.due else None)
 
     def close(self) -> None:
         self._running.clear()
         self._queued.clear()
         self._cache.close()
+        self._staging.close()
         self._weights = None
 
     # --- what an operator, and the tests, look at
