@@ -53,17 +53,17 @@ class Driver:
         self.woken = threading.Event()
         self.worker = factory(settings, self.woken.set)
         self.events: list[WorkerEvent] = []
-        self._staging: set[Version] = set()
+        self.staging: set[Version] = set()
 
     def send(self, *commands: WorkerCommand) -> None:
-        self._staging |= {command.manifest.version for command in commands if isinstance(command, Stage)}
+        self.staging |= {command.manifest.version for command in commands if isinstance(command, Stage)}
         self.worker.post(commands)
 
     def slice(self) -> float | None:
         """One `advance`; gives its `wake_at`."""
         events, wake_at = self.worker.advance(time.monotonic())
         self.events += events
-        self._staging -= {event.version for event in events if isinstance(event, Staged | StageFailed)}
+        self.staging -= {event.version for event in events if isinstance(event, Staged | StageFailed)}
         return wake_at
 
     def rest(self) -> list[WorkerEvent]:
@@ -74,9 +74,9 @@ class Driver:
         while True:
             self.woken.clear()
             if self.slice() is None:
-                if not self._staging:
+                if not self.staging:
                     return self.take()
-                assert self.woken.wait(10.0), f"{self._staging} not staged within 10 s"
+                assert self.woken.wait(10.0), f"{self.staging} not staged within 10 s"
 
     def answers(self, count: int = 1, seconds: float = 10.0) -> list[WorkerEvent]:
         """Drive until there are so many events, waiting for the worker's threads to wake it."""

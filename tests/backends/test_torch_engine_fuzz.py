@@ -190,8 +190,13 @@ class Controller:
         return wake_at
 
     def settle(self):
-        while self.slice() is not None:
-            pass
+        """Until nothing is left to do, in threads neither."""
+        while True:
+            self.driver.woken.clear()
+            if self.slice() is None:
+                if not self.driver.staging:
+                    return
+                assert self.driver.woken.wait(10.0)
 
     def hear(self, event):
         match event:
