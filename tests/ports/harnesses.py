@@ -597,6 +597,15 @@ def inline_runtime(scratch: Path) -> RuntimeHarness:
     return RuntimeHarness(build=InlineRuntime, run=asyncio.run, scratch=scratch, quiet_s=0.05)
 
 
+def ray_runtime(scratch: Path) -> RuntimeHarness:
+    """Needs the fixture `local_ray`. Workers are processes, which take a second to start, more on a busy machine."""
+    from rollart.distributed.ray_runtime import RayRuntime  # late: where Ray is missing, the rest is still tested
+
+    return RuntimeHarness(
+        build=lambda: RayRuntime(scratch / "logs"), run=asyncio.run, scratch=scratch, within_s=60.0, quiet_s=0.3
+    )
+
+
 def lossy_runtime(scratch: Path, faults: LinkFaults) -> RuntimeHarness:
     """Over a bad link an answer may take as long as several losses and a cut; so may what must not come."""
     return RuntimeHarness(
@@ -615,6 +624,7 @@ BAD_LINK = LinkFaults(seed=1, loss=0.2, double=0.1, delay_s=0.2, cut_s=5.0, cut_
 RUNTIMES: dict[str, Callable[[Path], RuntimeHarness]] = {
     "virtual": virtual_runtime,
     "inline": inline_runtime,
+    "ray": ray_runtime,
     "perfect-link": lambda scratch: lossy_runtime(scratch, PERFECT_LINK),
     "bad-link": lambda scratch: lossy_runtime(scratch, BAD_LINK),
 }

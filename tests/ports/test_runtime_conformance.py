@@ -13,7 +13,14 @@ from rollart.ports.conformance.runtime import CASES, RuntimeHarness
 
 @pytest.mark.parametrize("implementation", RUNTIMES)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_conforms(case: Case[RuntimeHarness, Coroutine[Any, Any, None]], implementation: str, tmp_path: Path) -> None:
+def test_conforms(
+    case: Case[RuntimeHarness, Coroutine[Any, Any, None]],
+    implementation: str,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    if implementation == "ray":
+        request.getfixturevalue("local_ray")
     harness = RUNTIMES[implementation](tmp_path)
     try:
         harness.run(case.run(harness))

@@ -4,8 +4,15 @@ The only module that knows both the control plane and the backends. Nothing here
 path and loaded by the worker that needs them.
 """
 
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from rollart.backends.engines.checkpoint_config import read_shape
+from rollart.backends.stores.folder import FolderStore
+from rollart.backends.stores.shared import SharedMemoryStore
 from rollart.config.schema import RunConfig
 from rollart.control.environments import POOL as ENVIRONMENTS
 from rollart.control.fleet import WorkerSpec
@@ -17,13 +24,19 @@ from rollart.ports.runtime import Runtime
 from rollart.ports.sink import EventSink
 from rollart.ports.weights import WeightStore
 from rollart.tasks.prompts import SeedPrompts
-from rollart.types.errors import ConfigError
+from rollart.types.errors import ConfigError, RequestError
 from rollart.types.messages import Role
 
 ENGINE = "rollart.backends.engines.reference:ReferenceEngine"
 TRAINER_FACTORY = "rollart.backends.trainers.reference:ReferenceTrainer"
 ENVIRONMENT_HOST = "rollart.backends.environments.host:EnvironmentHost"
 REWARD_HOST = "rollart.backends.rewards.host:RewardHost"
+
+
+LARGEST_NUMBER_BYTES = 4
+TENSOR_ENTRY_BYTES = 512
+"""What a tensor takes in the manifest, and more."""
+STORE_ROOM_BYTES = 2**20
 
 
 def check_real(config: RunConfig) -> None:
@@ -75,6 +88,19 @@ def real_parts(
         },
         stop_tokens=codec.stop_tokens,
     )
+
+
+@contextmanager
+def process_store(config: RunConfig, folder: Path) -> Iterator[WeightStore]:
+    """A weight store for workers in processes of their own: in shared memory, where the size of the model is known."""
+    try:
+        tensors = read_shape(config.model).tensors()
+    except RequestError:  # an architecture that only transformers knows
+        yield FolderStore(folder / "weights")
+        return
+    nbytes = sum(math.prod(shape) * LARGEST_NUMBER_BYTES + TENSOR_ENTRY_BYTES for shape in tensors.values())
+    with SharedMemoryStore.create(f"train-{os.getpid()}", slot_bytes=nbytes + STORE_ROOM_BYTES) as store:
+        yield store
 
 
 def _engines(config: RunConfig, store: WeightStore) -> list[WorkerSpec]:

@@ -1,7 +1,10 @@
 """`rollart train`: a real run."""
 
 import asyncio
+import enum
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from itertools import chain
 from pathlib import Path
@@ -11,7 +14,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from rollart.cli.compose import check_real, real_parts
+from rollart.cli.compose import check_real, process_store, real_parts
 from rollart.cli.progress import Narrator
 from rollart.cli.render import show_report
 from rollart.config.load import check, load_toml, override
@@ -20,12 +23,24 @@ from rollart.control.pipeline import run_pipeline
 from rollart.observe.journal import SqliteJournal, digest, fold_journal, read_journal, read_since_snapshot
 from rollart.observe.metrics import MetricsSink
 from rollart.policy.lineage import replay
+from rollart.ports.runtime import Runtime
+from rollart.ports.weights import WeightStore
 from rollart.types.errors import InvariantBroken, RequestError, RunError
 from rollart.types.snapshot import RunState
 
 JOURNAL = "journal.sqlite"
 CONFIG = "config.json"
 PRESET = "frozenlake"
+LOGS = "logs"
+
+
+class RuntimeKind(enum.StrEnum):
+    """Where workers run."""
+
+    INLINE = "inline"
+    """In threads of this process: the least to go wrong, and a debugger sees everything."""
+    RAY = "ray"
+    """In processes of their own, so that generation, environments and training overlap."""
 
 
 def train(
@@ -33,13 +48,16 @@ def train(
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key: --set steps=20. Repeatable.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; must be new or empty.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Folder of a run to go on with from its checkpoint.")] = None,
+    runtime: Annotated[
+        RuntimeKind, typer.Option(help="Workers as threads of this process (inline) or as processes (ray).")
+    ] = RuntimeKind.INLINE,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout and nothing else.")] = False,
 ) -> None:
     """Train for real, on this machine.
 
     Example: rollart train --set steps=20 --out runs/first
     """
-    _require_torch()
+    _require(runtime)
     if resume is not None:
         if config is not None or out is not None:
             raise RequestError("--resume takes the config and the folder of the run; leave CONFIG and --out away")
@@ -52,7 +70,8 @@ def train(
         (folder / CONFIG).write_text(checked.model_dump_json(indent=2) + "\n", encoding="utf-8")
     _say(f"run folder: {folder}")
     try:
-        asyncio.run(_run(checked, folder, state))
+        with _hosts(runtime, checked, folder) as (hosts, store):
+            asyncio.run(_run(checked, folder, state, hosts, store))
     except KeyboardInterrupt:
         raise RunError(f"interrupted; go on with: rollart train --resume {folder}") from None
     violations, report = fold_journal(folder / JOURNAL)[1].finish()
@@ -93,20 +112,33 @@ def _resumed(folder: Path, assignments: list[str]) -> tuple[RunConfig, Path, Run
     return checked, folder, None if first is None else replay(chain([first], events))
 
 
-async def _run(config: RunConfig, folder: Path, state: RunState | None) -> None:
-    # Imported late: these pull in torch, which the other commands do without.
-    from rollart.backends.stores.memory import MemoryStore
-    from rollart.distributed.inline import InlineRuntime
+@contextmanager
+def _hosts(kind: RuntimeKind, config: RunConfig, folder: Path) -> Iterator[tuple[Runtime, WeightStore]]:
+    # Imported late: what these pull in, the other commands do without.
+    if kind is RuntimeKind.INLINE:
+        from rollart.backends.stores.memory import MemoryStore
+        from rollart.distributed.inline import InlineRuntime
 
+        yield InlineRuntime(), MemoryStore()
+    else:
+        from rollart.distributed.ray_local import LocalRay
+        from rollart.distributed.ray_runtime import RayRuntime
+
+        with process_store(config, folder) as store, LocalRay():
+            yield RayRuntime(folder / LOGS), store
+
+
+async def _run(config: RunConfig, folder: Path, state: RunState | None, runtime: Runtime, store: WeightStore) -> None:
     journal = SqliteJournal(folder / JOURNAL, config.journal_mb * 10**6)
     sink = Narrator(MetricsSink(journal, folder), _say, config.steps)
-    await run_pipeline(config, real_parts(config, InlineRuntime(), sink, MemoryStore(), folder / "checkpoints"), state)
+    await run_pipeline(config, real_parts(config, runtime, sink, store, folder / "checkpoints"), state)
 
 
-def _require_torch() -> None:
+def _require(runtime: RuntimeKind) -> None:
     from importlib.util import find_spec
 
-    missing = [name for name in ("torch", "transformers", "gymnasium") if find_spec(name) is None]
+    needed = ("torch", "transformers", "gymnasium") + (("ray",) if runtime is RuntimeKind.RAY else ())
+    missing = [name for name in needed if find_spec(name) is None]
     if missing:
         raise RequestError(f"training needs {', '.join(missing)}; install them with: pip install 'rollart[train]'")
 

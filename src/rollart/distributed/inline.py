@@ -4,32 +4,29 @@
     post ──► outgoing ──(end of this pass of the loop)──► mailbox ──► Worker.post, Worker.advance
     Listener ◄── inbox, drained on the loop ◄──(call_soon_threadsafe)── joined, events, died
 
-What holds: a worker is built, driven and closed by one thread only. The listener hears of it on the loop only, in the
-order in which it happened, and nothing after `stop` or after its death. Nothing here waits for user code without a
-limit: a thread that does not end is abandoned and named.
+What holds: a worker is built, driven and closed by one thread only (`driving`). The listener hears of it on the loop
+only, in the order in which it happened, and nothing after `stop` or after its death. Nothing here waits for user code
+without a limit: a thread that does not end is abandoned and named.
 """
 
 import asyncio
 import logging
-import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rollart.distributed.driving import Drive
 from rollart.ports.factory import load
 from rollart.ports.runtime import Listener
-from rollart.ports.worker import Worker
 from rollart.types.errors import InvariantBroken, RequestError
 from rollart.types.ids import WorkerId
-from rollart.types.messages import Role, WorkerCommand, WorkerEvent
+from rollart.types.messages import Role, WorkerCommand, WorkerEvent, WorkerInfo
 
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 5.0
-LONGEST_SLEEP_S = 3600.0
-"""A lock cannot wait for ever longer; a worker that asks for more is looked at once an hour."""
 
 
 class InlineRuntime:
@@ -82,7 +79,7 @@ class InlineRuntime:
             return
         self._outgoing.pop(worker, None)
         host.silent = True
-        host.end()
+        host.drive.end()
         self._ending = [other for other in self._ending if other.thread.is_alive()]
         self._ending.append(host)
 
@@ -108,7 +105,7 @@ class InlineRuntime:
         for worker, commands in outgoing.items():
             host = self._hosts.get(worker)
             if host is not None:
-                host.give(commands)
+                host.drive.give(commands)
 
     def _tell(self, host: "_Host", call: Callable[[Listener], None], last: bool) -> None:
         """Called by worker threads: have the loop tell the listener."""
@@ -123,7 +120,7 @@ class InlineRuntime:
         except RuntimeError:  # the loop is closed: nobody is left to be told
             with self._inbox_lock:
                 self._drain_due = False  # so that the next worker to speak finds out as well
-            host.end()
+            host.drive.end()
 
     def _drain(self) -> None:
         assert self._listener is not None
@@ -156,7 +153,7 @@ def _join(hosts: list["_Host"], timeout_s: float) -> None:
 
 
 class _Host:
-    """One worker and its thread. `silent` belongs to the loop; the rest of the state is guarded by `_changed`."""
+    """One worker and its thread, as its `Reports`. `silent` belongs to the loop."""
 
     def __init__(
         self,
@@ -170,80 +167,15 @@ class _Host:
         self.worker = worker
         self.factory = factory
         self.silent = False
-        self.thread = threading.Thread(target=self._run, name=f"{role.value}:{worker}", daemon=True)
-        self._settings = settings
-        self._clock = clock
+        self.drive = Drive(worker, lambda wake: load(factory)(settings, wake), clock, self)
+        self.thread = threading.Thread(target=self.drive.run, name=f"{role.value}:{worker}", daemon=True)
         self._tell = tell
-        self._changed = threading.Condition()
-        self._mailbox: list[WorkerCommand] = []
-        self._woken = False
-        self._ended = False
 
-    # --- from any thread
+    def joined(self, info: WorkerInfo) -> None:
+        self._tell(self, lambda listener: listener.joined(self.worker, info), False)
 
-    def give(self, commands: list[WorkerCommand]) -> None:
-        with self._changed:
-            self._mailbox.extend(commands)
-            self._changed.notify()
+    def events(self, events: list[WorkerEvent]) -> None:
+        self._tell(self, lambda listener: listener.events(self.worker, events), False)
 
-    def wake(self) -> None:
-        with self._changed:
-            self._woken = True
-            self._changed.notify()
-
-    def end(self) -> None:
-        with self._changed:
-            self._ended = True
-            self._changed.notify()
-
-    # --- in the worker's thread
-
-    def _run(self) -> None:
-        built: Worker | None = None
-        try:
-            built = load(self.factory)(self._settings, self.wake)
-            info = built.info()
-            self._tell(self, lambda listener: listener.joined(self.worker, info), False)
-            self._drive(built)
-        except BaseException as error:  # the boundary of the worker's code: its error is its death, told below
-            reason = f"{type(error).__name__}: {error}"
-            logger.debug("worker %s died", self.worker, exc_info=True)
-            self._tell(self, lambda listener: listener.died(self.worker, reason), True)
-        if built is None:
-            return
-        try:
-            built.close()
-        except BaseException as error:  # noqa: BLE001 - the worker is over; nobody can act on this but a reader
-            logger.warning("worker %s failed to close: %s: %s", self.worker, type(error).__name__, error)
-
-    def _drive(self, worker: Worker) -> None:
-        wake_at: float | None = -math.inf  # once after joining, so that a worker can say by itself when to be called
-        while True:
-            commands = self._wait(wake_at)
-            if commands is None:
-                return
-            if commands:
-                worker.post(commands)
-            events, wake_at = worker.advance(self._clock())
-            if events:
-                self._tell(self, self._telling(events), False)
-
-    def _telling(self, events: list[WorkerEvent]) -> Callable[[Listener], None]:
-        return lambda listener: listener.events(self.worker, events)
-
-    def _wait(self, wake_at: float | None) -> list[WorkerCommand] | None:
-        """Sleep until there is something to do; None when it is to end."""
-        with self._changed:
-            while not (self._ended or self._mailbox or self._woken):
-                if wake_at is None:
-                    self._changed.wait()
-                    continue
-                left_s = wake_at - self._clock()
-                if left_s <= 0:
-                    break
-                self._changed.wait(min(left_s, LONGEST_SLEEP_S))
-            if self._ended:
-                return None
-            commands, self._mailbox = self._mailbox, []
-            self._woken = False
-            return commands
+    def died(self, reason: str) -> None:
+        self._tell(self, lambda listener: listener.died(self.worker, reason), True)

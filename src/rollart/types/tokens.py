@@ -83,6 +83,15 @@ def merge_runs(first: tuple[VersionRun, ...], second: tuple[VersionRun, ...]) ->
     return first + second
 
 
+class PackedSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A `TokenSequence` as it travels between processes."""
+
+    spans: tuple[int, ...]
+    tokens: bytes | None
+    logprobs: bytes | None
+    runs: tuple[VersionRun, ...]
+
+
 class TokenSequence:
     """The append-only token log of one sequence: context and sampled tokens in order.
 
@@ -172,6 +181,37 @@ class TokenSequence:
     def runs(self) -> tuple[VersionRun, ...]:
         """Version runs of the sampled tokens, in order."""
         return self._runs
+
+    def pack(self) -> PackedSequence:
+        """For another process; `unpack` makes an equal sequence of it."""
+        tokens, logprobs = self._tokens, self._logprobs
+        return PackedSequence(
+            tuple(self._spans),
+            None if tokens is None else bytes(tokens),
+            None if logprobs is None else bytes(logprobs),
+            self._runs,
+        )
+
+    @classmethod
+    def unpack(cls, packed: PackedSequence) -> "TokenSequence":
+        """Appended again span by span, so that everything derived, the digest too, is what it was."""
+        sequence = cls()
+        start = sampled = 0
+        for index, length in enumerate(packed.spans):
+            tokens = Segment(length, _slice(packed.tokens, start, length, TOKEN))
+            if index % 2:
+                sequence.append_sampled(Generated(tokens, _slice(packed.logprobs, sampled, length, LOGPROB)))
+                sampled += length
+            else:
+                sequence.append_context(tokens)
+            start += length
+        sequence._runs = packed.runs
+        return sequence
+
+
+def _slice(data: bytes | None, start: int, length: int, item: "np.dtype[np.generic]") -> bytes | None:
+    """`length` items from `start` on, of data that may be absent."""
+    return None if data is None else data[start * item.itemsize : (start + length) * item.itemsize]
 
 
 def prefix_digest(tokens: bytes) -> bytes:

@@ -1,0 +1,114 @@
+"""How a thread drives a worker: the same in this process and in a process of its own.
+
+    give ──► mailbox ──► Worker.post, Worker.advance ──► Reports: joined, events, died
+    wake ──► looks again at once
+
+What holds: a worker is built, driven and closed by the one thread that calls `run`. Whatever it raises is its death,
+reported once and last; `close` follows, once, if it was built.
+"""
+
+import logging
+import math
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from rollart.ports.worker import Worker
+from rollart.types.messages import WorkerCommand, WorkerEvent, WorkerInfo
+
+logger = logging.getLogger(__name__)
+
+LONGEST_SLEEP_S = 3600.0
+"""A lock cannot wait for ever longer; a worker that asks for more is looked at once an hour."""
+
+
+class Reports(Protocol):
+    """Who hears what happens to one worker, in the thread that drives it."""
+
+    def joined(self, info: WorkerInfo) -> None: ...
+
+    def events(self, events: list[WorkerEvent]) -> None: ...
+
+    def died(self, reason: str) -> None: ...
+
+
+class Drive:
+    """One worker's loop and its mailbox. The state is guarded by `_changed`."""
+
+    def __init__(
+        self, name: str, build: Callable[[Callable[[], None]], Worker], clock: Callable[[], float], reports: Reports
+    ) -> None:
+        """`build(wake)` makes the worker; what it raises is the worker's death too."""
+        self._name = name
+        self._build = build
+        self._clock = clock
+        self._reports = reports
+        self._changed = threading.Condition()
+        self._mailbox: list[WorkerCommand] = []
+        self._woken = False
+        self._ended = False
+
+    # --- from any thread
+
+    def give(self, commands: list[WorkerCommand]) -> None:
+        with self._changed:
+            self._mailbox.extend(commands)
+            self._changed.notify()
+
+    def wake(self) -> None:
+        with self._changed:
+            self._woken = True
+            self._changed.notify()
+
+    def end(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+
+    # --- in the worker's thread
+
+    def run(self) -> None:
+        """Build the worker, drive it until `end` or its death, close it."""
+        built: Worker | None = None
+        try:
+            built = self._build(self.wake)
+            self._reports.joined(built.info())
+            self._drive(built)
+        except BaseException as error:  # the boundary of the worker's code: its error is its death, told below
+            logger.info("worker %s died", self._name, exc_info=True)
+            self._reports.died(f"{type(error).__name__}: {error}")
+        if built is None:
+            return
+        try:
+            built.close()
+        except BaseException as error:  # noqa: BLE001 - the worker is over; nobody can act on this but a reader
+            logger.warning("worker %s failed to close: %s: %s", self._name, type(error).__name__, error)
+
+    def _drive(self, worker: Worker) -> None:
+        wake_at: float | None = -math.inf  # once after joining, so that a worker can say by itself when to be called
+        while True:
+            commands = self._wait(wake_at)
+            if commands is None:
+                return
+            if commands:
+                worker.post(commands)
+            events, wake_at = worker.advance(self._clock())
+            if events:
+                self._reports.events(events)
+
+    def _wait(self, wake_at: float | None) -> list[WorkerCommand] | None:
+        """Sleep until there is something to do; None when it is to end."""
+        with self._changed:
+            while not (self._ended or self._mailbox or self._woken):
+                if wake_at is None:
+                    self._changed.wait()
+                    continue
+                left_s = wake_at - self._clock()
+                if left_s <= 0:
+                    break
+                self._changed.wait(min(left_s, LONGEST_SLEEP_S))
+            if self._ended:
+                return None
+            commands, self._mailbox = self._mailbox, []
+            self._woken = False
+            return commands

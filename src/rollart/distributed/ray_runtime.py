@@ -1,0 +1,230 @@
+"""The Ray runtime: every worker is a process of its own.
+
+        controller's loop                                      process of one worker (`ray_process`)
+    post ──► outgoing ──(end of this pass of the loop)── give ──► mailbox ──► Worker.post, Worker.advance
+    Listener ◄── a task per worker, always one call ahead ── poll ◄── joined, events, died
+
+What holds: calls of one worker arrive in the order in which they were made, and each at most once; a call that fails
+is the worker's death, whatever happened to it, and the process is then killed. Ray never restarts anything: the control
+plane decides. A stopped worker has `close_timeout_s` to close, then its process is killed, also one that hangs in
+native code.
+
+Ray itself is started by who composes the run (`ray_local.LocalRay`); several runtimes may use it one after the other.
+"""
+
+import asyncio
+import logging
+import pickle
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError, RayTaskError
+
+from rollart.distributed.ray_process import COMMANDS, EVENTS, Order, WorkerProcess
+from rollart.distributed.wire import Died, Message, decode, encode
+from rollart.ports.runtime import Listener
+from rollart.types.errors import InvariantBroken, RequestError
+from rollart.types.ids import WorkerId
+from rollart.types.messages import Role, WorkerCommand, WorkerInfo
+
+logger = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 5.0
+LOG_TAIL_BYTES = 16384
+UNEXPLAINED = "Worker unexpectedly exits with a connection error"
+"""All that Ray says of a process that is suddenly gone; it then lists what may have been."""
+FATAL = "Fatal Python error"
+"""How `faulthandler` begins."""
+INFOS = get_args(WorkerInfo)
+
+
+class RayRuntime:
+    """Hosts workers in processes that Ray starts. Use from one event loop, while a `LocalRay` is up."""
+
+    def __init__(
+        self,
+        logs: Path,
+        *,
+        cores: Mapping[Role, Sequence[int]] | None = None,
+        close_timeout_s: float = CLOSE_TIMEOUT_S,
+    ) -> None:
+        """`logs` gets `<worker>.log` of every worker; `cores` binds the workers of a role to some of the cores."""
+        self._logs = logs.absolute()
+        self._cores = dict(cores or {})
+        self._close_timeout_s = close_timeout_s
+        self._listener: Listener | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._hosts: dict[WorkerId, _Host] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._names: set[WorkerId] = set()
+        self._outgoing: dict[WorkerId, list[WorkerCommand]] = {}
+        self._closed = False
+
+    def listen(self, listener: Listener) -> None:
+        if self._listener is not None:
+            raise InvariantBroken("this runtime already has a listener; `listen` is called once")
+        self._listener = listener
+
+    def spawn(self, worker: WorkerId, role: Role, factory: str, settings: Mapping[str, Any]) -> None:
+        if self._listener is None:
+            raise InvariantBroken("call `listen` before the first `spawn`: nobody would hear of the worker")
+        if self._closed:
+            raise RequestError("this runtime is closed; make a new one to start workers")
+        if worker in self._names:
+            raise InvariantBroken(f"worker id {worker!r} was used before; every incarnation has an id of its own")
+        if not ray.is_initialized():  # it would start by itself, or join whatever Ray it finds
+            raise RequestError("there is no Ray to start workers in; open a LocalRay first")
+        self._loop = asyncio.get_running_loop()
+        log = self._logs / f"{worker}.log"
+        order = Order(
+            worker,
+            role.value,
+            factory,
+            _pickled(worker, settings),
+            tuple(sys.path),
+            str(Path.cwd()),
+            str(log),
+            tuple(self._cores.get(role, ())),
+        )
+        self._names.add(worker)
+        actor = _ACTOR.remote(msgspec.msgpack.encode(order))
+        host = self._hosts[worker] = _Host(worker, actor, log)
+        host.listening = self._loop.create_task(self._listen(host), name=f"listen to {worker}")
+
+    def post(self, worker: WorkerId, commands: Sequence[WorkerCommand]) -> None:
+        if worker not in self._hosts or not commands:
+            return
+        assert self._loop is not None  # a host exists, so `spawn` has set it
+        if worker not in self._outgoing:
+            self._loop.call_soon(self._flush, worker)
+        self._outgoing.setdefault(worker, []).extend(commands)
+
+    def stop(self, worker: WorkerId) -> None:
+        host = self._hosts.pop(worker, None)
+        if host is None:
+            return
+        assert self._loop is not None
+        host.listening.cancel()
+        ending = self._loop.create_task(self._end(host), name=f"end {worker}")
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    async def close(self) -> None:
+        self._closed = True
+        for worker in list(self._hosts):
+            self.stop(worker)
+        await asyncio.gather(*self._ending)
+
+    def _flush(self, worker: WorkerId) -> None:
+        commands = self._outgoing.pop(worker)
+        host = self._hosts.get(worker)
+        if host is not None:
+            host.actor.give.remote(encode(commands))
+
+    async def _listen(self, host: "_Host") -> None:
+        """Tell what the worker says until it dies. Cancelled by `stop`: then nothing is told any more."""
+        died: Died | None = None
+        try:
+            while died is None:
+                died = self._tell(host, decode(await host.actor.poll.remote()))
+        except RayError as error:
+            died = Died(_cause(error, host.log))
+        except msgspec.MsgspecError as error:
+            died = Died(f"it gave an event that is not what its type says: {error}")
+        if host.worker in self._hosts:
+            self.stop(host.worker)  # first, so that the listener may already spawn a successor
+            self._call("died", host.worker, died.reason)
+
+    def _tell(self, host: "_Host", messages: list[Message]) -> Died | None:
+        """One batch: at most `joined` at its start and a death, which is left to the caller, at its end."""
+        worker = host.worker
+        if isinstance(messages[0], INFOS) and worker in self._hosts:
+            self._call("joined", worker, messages.pop(0))
+        last = messages[-1] if messages else None
+        events = messages[:-1] if isinstance(last, Died) else messages
+        if events and worker in self._hosts:
+            self._call("events", worker, events)
+        return last if isinstance(last, Died) else None
+
+    def _call(self, what: str, worker: WorkerId, about: object) -> None:
+        """An error of the listener goes to the loop's handler: others' events must not go with it."""
+        assert self._loop is not None
+        try:
+            getattr(self._listener, what)(worker, about)
+        except Exception as error:  # noqa: BLE001
+            self._loop.call_exception_handler({"message": f"the listener failed in `{what}`", "exception": error})
+
+    async def _end(self, host: "_Host") -> None:
+        try:
+            async with asyncio.timeout(self._close_timeout_s):
+                await host.actor.end.remote()
+        except TimeoutError:
+            logger.warning(
+                "worker %s did not close within %g s and is killed; see %s",
+                host.worker,
+                self._close_timeout_s,
+                host.log,
+            )
+        except RayError:
+            pass  # gone already
+        ray.kill(host.actor)
+
+
+class _Host:
+    """The controller's side of one worker."""
+
+    def __init__(self, worker: WorkerId, actor: ActorHandle, log: Path) -> None:
+        self.worker = worker
+        self.actor = actor
+        self.log = log
+        self.listening: asyncio.Task[None]
+
+
+# No CPUs are reserved: many workers share few cores, and the control plane decides how many there are.
+_ACTOR = ray.remote(
+    num_cpus=0,
+    max_restarts=0,
+    max_task_retries=0,
+    allow_out_of_order_execution=False,
+    concurrency_groups={COMMANDS: 1, EVENTS: 1},
+)(WorkerProcess)
+
+
+def _pickled(worker: WorkerId, settings: Mapping[str, Any]) -> dict[str, bytes]:
+    """Each setting for itself, so that the one that cannot travel is named."""
+    pickled = {}
+    for key, value in settings.items():
+        try:
+            pickled[key] = pickle.dumps(value)
+        except Exception as error:
+            raise RequestError(
+                f"setting {key!r} of worker {worker} is a {type(value).__name__}, which cannot be sent to another "
+                f"process: {error}"
+            ) from error
+    return pickled
+
+
+def _cause(error: RayError, log: Path) -> str:
+    """Why a call failed, in a line: what the process raised, or that it ended, and what it said last."""
+    if isinstance(error, RayTaskError):
+        return f"{type(error.cause).__name__}: {error.cause}"
+    reason = str(error).strip().splitlines()[-1]
+    if UNEXPLAINED in reason:
+        reason = "its process ended without a word: killed, by hand or for lack of memory, or by a crash in native code"
+    said = _last_words(log)
+    return f"{reason}; {log}: {said}" if said else reason
+
+
+def _last_words(log: Path) -> str:
+    """The last line of a log; after a crash in native code, the line that names it."""
+    try:
+        tail = log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+    except OSError:
+        return ""
+    lines = [line.strip() for line in tail.splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if line.startswith(FATAL)), lines[-1] if lines else "")

@@ -1,0 +1,85 @@
+"""Workers that misbehave in a process of their own, and what tests need to look at them."""
+
+import ctypes
+import os
+import subprocess
+import time
+
+from rollart.ports.worker import Advance
+from rollart.types.ids import PromptId, TrajectoryId
+from rollart.types.messages import Observed, RewardInfo, Score
+from rollart.types.tokens import EMPTY
+from rollart.types.trajectory import Prompt
+
+
+class Odd:
+    """Answers every `Score` with an `Observed` of the same number; its key says what to do on the way.
+
+    echo    nothing: the artifact comes back
+    facts   the artifact is what it knows of its process
+    child   starts a process that would stay for ever; the artifact is its pid
+    crash   reads from address 0
+    freeze  hangs in native code, in `post`, without letting go of the interpreter
+    wrong   gives an event that is no message
+    untrue  gives an event whose fields are not what they should be
+    """
+
+    def __init__(self, settings, wake):  # noqa: ARG002 - it wakes nobody
+        if "fail" in settings:
+            raise ValueError(settings["fail"])
+        self.commands = []
+
+    def info(self):
+        return RewardInfo(slots=1)
+
+    def post(self, commands):
+        for command in commands:
+            if command.key == "freeze":
+                ctypes.PyDLL(None).sleep(600)
+        self.commands += commands
+
+    def advance(self, now):  # noqa: ARG002 - nothing is timed
+        commands, self.commands = self.commands, []
+        return Advance([self.answer(command) for command in commands], None)
+
+    def answer(self, command):
+        artifact = command.artifact
+        match command.key:
+            case "facts":
+                cores = sorted(os.sched_getaffinity(0))
+                token, threads = os.environ.get("RAY_AUTH_TOKEN"), os.environ["OMP_NUM_THREADS"]
+                artifact = repr((os.getpid(), cores, token, threads, os.getcwd())).encode()
+            case "child":
+                artifact = str(subprocess.Popen(["sleep", "600"]).pid).encode()
+            case "crash":
+                ctypes.string_at(0)
+            case "raise":
+                raise LookupError("no such thing")
+            case "wrong":
+                return object()
+            case "untrue":
+                return Observed("first", 0, EMPTY)
+        return Observed(command.trajectory, 0, EMPTY, artifact=artifact)
+
+    def close(self):
+        pass
+
+
+def score(key, number=0, artifact=b""):
+    return Score(key, TrajectoryId(number), "t", Prompt(PromptId("p"), "t", 0), (), artifact, False)
+
+
+def runs(pid):
+    """Whether the process is there and not merely unburied."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition, seconds=30.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -1,0 +1,344 @@
+"""The Ray runtime beyond its port: real processes that are killed, hang and crash, and what is left of them."""
+
+import ast
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from ray_workers import runs, score, wait_until
+
+from rollart.backends.stores.memory import MemoryStore
+from rollart.types.errors import InvariantBroken, RequestError
+from rollart.types.messages import RewardInfo, Role
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'rollart[ray]'")
+
+from rollart.distributed.ray_runtime import RayRuntime
+
+ODD = "ray_workers:Odd"
+
+
+class Ears:
+    def __init__(self):
+        self.joins, self.got, self.deaths, self.batches = [], {}, {}, 0
+        self.news = asyncio.Event()
+        self.deaf_to = None
+
+    def joined(self, worker, info):
+        assert info == RewardInfo(slots=1)
+        self.joins.append(worker)
+        self.news.set()
+        if worker == self.deaf_to:
+            raise RuntimeError("the listener is broken")
+
+    def events(self, worker, events):
+        self.got.setdefault(worker, []).extend(events)
+        self.batches += 1
+        self.news.set()
+
+    def died(self, worker, reason):
+        assert worker not in self.deaths
+        self.deaths[worker] = reason
+        self.news.set()
+
+    async def until(self, condition):
+        async with asyncio.timeout(60):
+            while not condition():
+                self.news.clear()
+                await self.news.wait()
+
+    async def answer(self, worker):
+        """The artifact of the worker's first answer."""
+        await self.until(lambda: self.got.get(worker))
+        return self.got[worker][0].artifact
+
+
+@pytest.fixture
+def with_runtime(local_ray, tmp_path):  # noqa: ARG001 - it has to be there
+    def run(test, **options):
+        async def main():
+            runtime, ears = RayRuntime(tmp_path / "logs", **options), Ears()
+            runtime.listen(ears)
+            try:
+                await test(runtime, ears)
+            finally:
+                await runtime.close()
+
+        asyncio.run(main())
+
+    return run
+
+
+def spawn(runtime, worker, **settings):
+    runtime.spawn(worker, Role.REWARD, ODD, settings)
+
+
+def test_a_killed_process_is_a_death_and_takes_no_other_with_it(with_runtime, capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    async def test(runtime, ears):
+        for worker in ("killed", "crashed", "good"):
+            spawn(runtime, worker)
+        runtime.post("killed", [score("facts")])
+        pid, cores, token, threads, folder = ast.literal_eval((await ears.answer("killed")).decode())
+        assert cores == [0]
+        assert token is None
+        assert threads == "1"
+        assert folder == str(tmp_path)
+        await ears.until(lambda: len(ears.joins) == 3)
+        os.kill(pid, signal.SIGKILL)
+        start = time.monotonic()
+        await ears.until(lambda: "killed" in ears.deaths)
+        assert time.monotonic() - start < 2
+        assert "its process ended without a word: killed" in ears.deaths["killed"]
+        runtime.post("crashed", [score("crash")])
+        await ears.until(lambda: "crashed" in ears.deaths)
+        assert "crashed.log: Fatal Python error: Segmentation fault" in ears.deaths["crashed"]
+        runtime.post("good", [score("echo", artifact=b"well")])
+        assert await ears.answer("good") == b"well"
+        assert "good" not in ears.deaths
+
+    with_runtime(test, cores={Role.REWARD: (0,)})
+    assert capfd.readouterr().out == ""
+
+
+def test_an_error_is_told_in_a_line_and_logged_in_full(with_runtime, tmp_path):
+    async def test(runtime, ears):
+        spawn(runtime, "reward/a/0.0", fail="in the factory")
+        spawn(runtime, "reward/b/0.0")
+        spawn(runtime, "reward/c/0.0")
+        spawn(runtime, "reward/d/0.0")
+        spawn(runtime, "reward/e/0.0")
+        runtime.post("reward/b/0.0", [score("echo"), score("raise")])
+        runtime.post("reward/c/0.0", [score("wrong")])
+        runtime.post("reward/d/0.0", [score("untrue")])
+        runtime.post("reward/e/0.0", [score("echo", number="first")])
+        await ears.until(lambda: len(ears.deaths) == 5)
+        assert ears.deaths["reward/a/0.0"] == "ValueError: in the factory"
+        assert ears.deaths["reward/b/0.0"] == "LookupError: no such thing"
+        assert ears.deaths["reward/c/0.0"] == "TypeError: object is no message; workers speak types.messages"
+        assert "gave an event" in ears.deaths["reward/d/0.0"]
+        assert "`$.episode`" in ears.deaths["reward/d/0.0"]
+        assert "a command did not arrive whole" in ears.deaths["reward/e/0.0"]
+
+    with_runtime(test)
+    for worker, line in (("a", "ValueError: in the factory"), ("b", "LookupError: no such thing")):
+        log = (tmp_path / "logs" / "reward" / worker / "0.0.log").read_text()
+        assert "Traceback" in log
+        assert line in log
+
+
+def test_a_worker_that_hangs_is_killed_when_it_is_stopped(with_runtime, caplog):
+    async def test(runtime, ears):
+        spawn(runtime, "stuck")
+        runtime.post("stuck", [score("facts")])
+        pid = ast.literal_eval((await ears.answer("stuck")).decode())[0]
+        runtime.post("stuck", [score("freeze")])
+        await asyncio.sleep(0.2)
+        runtime.stop("stuck")
+        await runtime.close()
+        wait_until(lambda: not runs(pid))
+        assert not ears.deaths
+
+    with_runtime(test, close_timeout_s=0.3)
+    assert "stuck did not close within 0.3 s" in caplog.text
+
+
+def test_large_and_small_messages_keep_their_order(with_runtime):
+    async def test(runtime, ears):
+        workers = [f"w{number}" for number in range(4)]
+        for worker in workers:
+            spawn(runtime, worker)
+        large = os.urandom(20_000_000)
+        for number in range(64):
+            for worker in workers:
+                artifact = large if (worker, number) == ("w0", 5) else b"x" * 300_000 if number == 7 else b""
+                runtime.post(worker, [score("echo", number, artifact)])
+            if number % 3 == 0:
+                await asyncio.sleep(0)
+        for worker in workers:
+            await ears.until(lambda worker=worker: len(ears.got.get(worker, ())) == 64)
+            assert [event.episode for event in ears.got[worker]] == list(range(64))
+        assert ears.got["w0"][5].artifact == large
+        assert ears.batches < 4 * 64  # what waits travels together
+
+    with_runtime(test)
+
+
+def test_a_broken_listener_loses_nothing_but_its_own(with_runtime):
+    async def test(runtime, ears):
+        problems = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
+        ears.deaf_to = "w"
+        spawn(runtime, "w")
+        runtime.post("w", [score("echo")])
+        await ears.until(lambda: ears.got)
+        assert "broken" in str(problems[0]["exception"])
+
+    with_runtime(test)
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_what_cannot_travel_or_be_is_refused(tmp_path):
+    async def main():
+        runtime = RayRuntime(tmp_path)
+        with pytest.raises(InvariantBroken, match="listen"):
+            spawn(runtime, "w")
+        runtime.listen(Ears())
+        with pytest.raises(InvariantBroken, match="once"):
+            runtime.listen(Ears())
+        with pytest.raises(RequestError, match=r"'store' of worker w is a MemoryStore.*lives in one process"):
+            spawn(runtime, "w", size=3, store=MemoryStore())
+        runtime.stop("never there")
+        runtime.post("never there", [score("echo")])
+        await runtime.close()
+        with pytest.raises(RequestError, match="closed"):
+            spawn(runtime, "w")
+
+    asyncio.run(main())
+
+
+# --- the Ray below --------------------------------------------------------------------------------------------------
+
+
+def test_nothing_listens_beyond_this_machine(with_runtime):
+    """Every listening socket of this process and of all that it started is on the loopback address."""
+
+    async def test(runtime, ears):
+        spawn(runtime, "w")
+        await ears.until(lambda: ears.joins)
+        found = listening()
+        assert len(found) >= 4  # at least Ray's own server, its node, this process and the worker
+        assert {address[-8:] for address in found} == {"0100007F"}  # 127.0.0.1, as such or within IPv6
+
+    with_runtime(test)
+
+
+def listening():
+    """The addresses, in hexadecimal, on which this process and its descendants listen."""
+    sockets = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                sockets[f"socket:[{fields[9]}]"] = fields[1].partition(":")[0]
+    return [sockets[link] for process in family() for link in links(process) if link in sockets]
+
+
+def family():
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        if text := safe_text(path):
+            parents[int(path.parent.name)] = int(text.rpartition(")")[2].split()[1])
+    found = [os.getpid()]
+    for process in found:
+        found += [child for child, parent in parents.items() if parent == process]
+    return found
+
+
+def links(process):
+    for file in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(OSError):
+            yield os.readlink(file)
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_who_has_no_token_is_refused():
+    import ray
+
+    address = ray.get_runtime_context().gcs_address
+    code = f"""
+import os
+os.environ["RAY_AUTH_MODE"] = "disabled"
+from ray._raylet import GcsClient
+GcsClient(address={address!r})
+"""
+    done = controller(code)
+    assert done.returncode != 0
+    assert "InvalidAuthToken" in done.stderr
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_two_at_once_are_refused():
+    from rollart.distributed.ray_local import LocalRay
+
+    with pytest.raises(RequestError, match="already connected"), LocalRay():
+        pass
+
+
+def test_workers_never_join_a_ray_that_they_find(tmp_path):
+    code = """
+import asyncio
+from pathlib import Path
+from rollart.distributed.ray_runtime import RayRuntime
+from test_ray_runtime import Ears, spawn
+
+async def main():
+    runtime = RayRuntime(Path())
+    runtime.listen(Ears())
+    spawn(runtime, "w")
+
+asyncio.run(main())
+"""
+    done = controller(code, cwd=tmp_path)
+    assert "open a LocalRay first" in done.stderr
+
+
+def controller(code, *words, **options):
+    """Run code in a process of its own, which finds what this one finds."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    command = [sys.executable, "-c", code, *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False, **options)
+
+
+CONTROLLER = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from rollart.distributed.ray_local import LocalRay
+from rollart.distributed.ray_runtime import RayRuntime
+from test_ray_runtime import Ears, spawn
+from ray_workers import score
+
+async def main():
+    runtime, ears = RayRuntime(Path(sys.argv[1]), close_timeout_s=0.5), Ears()
+    runtime.listen(ears)
+    spawn(runtime, "w")
+    spawn(runtime, "stuck")
+    runtime.post("w", [score("child")])
+    await ears.until(lambda: len(ears.joins) == 2)
+    print((await ears.answer("w")).decode(), flush=True)
+    runtime.post("stuck", [score("freeze")])
+    await asyncio.sleep(0.2)
+    if sys.argv[2] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    await runtime.close()
+
+with LocalRay() as local:
+    print(local.folder, flush=True)
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", ["killed", "closed"])
+def test_nothing_is_left_of_it(how, tmp_path):
+    """Neither Ray's processes, nor workers (one hangs in native code), nor what these started, nor its folder."""
+    done = controller(CONTROLLER, tmp_path, how)
+    assert done.returncode == (-signal.SIGKILL if how == "killed" else 0), done.stderr
+    folder, child = done.stdout.split()
+    wait_until(lambda: not Path(folder).exists(), 20)
+    assert not runs(int(child))
+    left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if folder in safe_text(path)]
+    assert not left
+
+
+def safe_text(path):
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
