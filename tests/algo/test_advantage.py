@@ -5,11 +5,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollart.algo.advantage import (
+    at_last_tokens,
     count_zero_variance,
     discounted,
     dr_grpo,
@@ -18,6 +20,7 @@ from rollart.algo.advantage import (
     grpo,
     reinforce_plus_plus,
     rloo,
+    whitened,
     zero_variance,
 )
 
@@ -244,6 +247,24 @@ def test_values_that_are_right_leave_no_advantage(trajectory: list[tuple[float, 
 def test_gae_wants_a_value_for_every_reward() -> None:
     with pytest.raises(ValueError, match="2 rewards and 1 values"):
         gae([1.0, 1.0], [1.0])
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.floats(-10, 10)), max_size=8))
+def test_rewards_of_turns_come_with_their_last_tokens(turns: list[tuple[int, float]]) -> None:
+    """Nothing is lost but what was earned before the first token; nothing comes before it was earned."""
+    of_tokens = np.repeat(np.arange(len(turns)), [tokens for tokens, _ in turns])
+    found = at_last_tokens([reward for _, reward in turns], of_tokens)
+    silent = next((number for number, (tokens, _) in enumerate(turns) if tokens), len(turns))
+    assert found.sum() == pytest.approx(math.fsum(reward for _, reward in turns[silent:]), abs=1e-9)
+    for place in range(len(found)):
+        later = [reward for number, (_, reward) in enumerate(turns) if number >= of_tokens[place]]
+        assert found[place:].sum() == pytest.approx(math.fsum(later), abs=1e-9)
+
+
+def test_whitened_numbers_have_mean_0_and_deviation_1() -> None:
+    found = whitened(np.array([1.0, 5.0, 2.0, 9.0]))
+    assert (found.mean(), found.std(ddof=1)) == (pytest.approx(0.0), pytest.approx(1.0, abs=1e-5))
+    assert whitened(np.array([0.1, 0.1])).tolist() == [0.0, 0.0]
 
 
 # --- groups without signal

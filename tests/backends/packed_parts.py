@@ -6,7 +6,7 @@ import numpy as np
 from parts import VOCABULARY
 
 from rollart.types.tokens import LOGPROB, Generated, Segment, TokenSequence, VersionRun
-from rollart.types.trajectory import TrainSample
+from rollart.types.trajectory import TrainSample, Turn
 from rollart.types.versions import Version
 
 
@@ -23,7 +23,10 @@ def conversation(rng, prompt, turns):
 
 
 def samples(seed=0):
-    """Two groups with a prompt each, members of different lengths, one of a single action; a lone one; a masked one."""
+    """Two groups with a prompt each, members of different lengths, one of a single action; a lone one; a masked one.
+
+    Every turn has an advantage of its own.
+    """
     rng = np.random.default_rng(seed)
     shapes = [
         (17, [[(5, 3), (4, 2)], [(9, 0)], [(1, 0)], [(3, 4), (2, 0)]]),
@@ -35,7 +38,8 @@ def samples(seed=0):
         prompt = rng.integers(0, VOCABULARY, length)
         for turns in members:
             log = conversation(rng, prompt, turns)
-            out.append(TrainSample(len(out), group, "t", (log,), float(rng.normal()), 0.0))
+            credit = tuple(Turn(sampled, float(rng.normal())) for sampled, _ in turns)
+            out.append(TrainSample(len(out), group, "t", (log,), credit, 0.0))
     masked = conversation(rng, rng.integers(0, VOCABULARY, 8), [(5, 0)])
-    out.append(TrainSample(len(out), 0, "t", (masked,), 9.0, 0.0, True))
+    out.append(TrainSample(len(out), 0, "t", (masked,), (Turn(5, 9.0),), 0.0, True))
     return tuple(out)

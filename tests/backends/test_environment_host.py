@@ -11,7 +11,7 @@ from rollart.ports.environment import TextStep
 from rollart.types.errors import RequestError
 from rollart.types.messages import Close, EnvironmentFailed, EnvironmentInfo, Observed, Reset, Step
 from rollart.types.tokens import Segment
-from rollart.types.trajectory import Prompt
+from rollart.types.trajectory import Prompt, state_key
 
 BUILT = []
 EXECUTED = []
@@ -45,6 +45,8 @@ class Parrot:
                 return TextStep("late")
             case ["done"]:
                 return TextStep("bye", 1.0, True, artifact=b"feather")
+            case ["perch", name]:
+                return TextStep(f"squawk {len(self.heard)}", state=name)
             case ["fresh"]:
                 return TextStep("again", fresh_context=True)
             case ["answer", what]:
@@ -89,6 +91,7 @@ ANSWERS = {
     "text": TextStep("x", "1.0"),
     "bool": TextStep("x", True),
     "artifact": TextStep("x", artifact="text"),
+    "state": TextStep("x", state=7),
 }
 
 
@@ -141,6 +144,19 @@ def test_an_episode_in_tokens():
     driver.slice()
     assert BUILT[0].closed.wait(5)
     assert BUILT[0].heard == ["ahoi ä", "done"]
+
+
+def test_an_environment_may_name_its_state():
+    """Whatever it shows then: the key is that of the name. Without one, the observation is the state."""
+    driver = host()
+    driver.told(reset(1))
+    left, right, again = (
+        driver.told(step(1, turn, f"perch {name}"))[0] for turn, name in ((1, "left"), (2, "right"), (3, "left"))
+    )
+    assert left.observation != again.observation
+    assert left.state == again.state == state_key(b"left") != right.state
+    (unnamed,) = driver.told(step(1, 4, "hello"))
+    assert unnamed.state == b""
 
 
 def test_a_fresh_context_opens_a_sequence():

@@ -7,8 +7,13 @@ from parts import VOCABULARY
 
 from rollart.backends.trainers.packing import Untrainable, items, micro_batches
 from rollart.types.tokens import Generated, Segment, TokenSequence, VersionRun
-from rollart.types.trajectory import TrainSample
+from rollart.types.trajectory import TrainSample, Turn
 from rollart.types.versions import Version
+
+
+def whole(trajectory, *logs):
+    """A trajectory in which every sequence is one turn."""
+    return TrainSample(trajectory, 1, "t", logs, tuple(Turn(log.sampled, 1.0) for log in logs), 0.0)
 
 
 @pytest.mark.parametrize("budget", [1, 20, 40, 64, 10_000])
@@ -36,18 +41,46 @@ def test_a_prompt_is_there_once_and_nothing_behind_the_last_action():
 def test_masked_samples_and_tokens_that_nothing_predicts_are_left_out():
     log = TokenSequence()
     log.append_sampled(Generated(Segment.of([1, 2, 3]), bytes(12), (VersionRun(Version(0, 0), 3),)))
-    (row,) = items([TrainSample(1, 1, "t", (log,), 1.0, 0.0)], VOCABULARY)
+    (row,) = items([whole(1, log)], VOCABULARY)
     assert row.targets.tolist() == [2, 3]
     only = TokenSequence()
     only.append_sampled(Generated(Segment.of([1]), bytes(4), (VersionRun(Version(0, 0), 1),)))
-    assert items([TrainSample(1, 1, "t", (only,), 1.0, 0.0)], VOCABULARY) == []
+    assert items([whole(1, only)], VOCABULARY) == []
     assert all(row.trajectory != 8 for row in items(samples(), VOCABULARY))
 
 
 def test_every_sequence_of_a_trajectory_counts():
     rng = np.random.default_rng(1)
     logs = tuple(conversation(rng, [1, 2, number], [(3, 0)]) for number in range(2))
-    assert len(items([TrainSample(1, 1, "t", logs, 1.0, 0.0)], VOCABULARY)) == 2
+    assert len(items([whole(1, *logs)], VOCABULARY)) == 2
+
+
+def test_every_action_has_the_advantage_of_its_turn():
+    """Whatever separates turns: an observation, nothing at all, or a new sequence; a turn may also say nothing."""
+    rng = np.random.default_rng(1)
+    logs = (conversation(rng, [1, 2], [(3, 2), (2, 0), (0, 0), (1, 4)]), conversation(rng, [3], [(2, 0)]))
+    turns = tuple(Turn(tokens, advantage) for tokens, advantage in ((3, 0.1), (2, 0.2), (0, 9.0), (1, 0.3), (2, 0.4)))
+    first, second = items([TrainSample(1, 1, "t", logs, turns, 0.0)], VOCABULARY)
+    assert first.turns.tolist() == [0, 0, 0, 1, 1, 3]
+    assert first.advantages == pytest.approx([0.1, 0.1, 0.1, 0.2, 0.2, 0.3])
+    assert second.turns.tolist() == [4, 4]
+    assert second.advantages == pytest.approx([0.4, 0.4])
+
+
+def test_turns_follow_the_tokens_that_are_predicted():
+    log = TokenSequence()  # its first token is sampled, and predicted by nothing
+    log.append_sampled(Generated(Segment.of([1]), bytes(4), (VersionRun(Version(0, 0), 1),)))
+    log.append_context(Segment.of([5]))
+    log.append_sampled(Generated(Segment.of([2, 3]), bytes(8), (VersionRun(Version(0, 0), 2),)))
+    (row,) = items([TrainSample(1, 1, "t", (log,), (Turn(1, 7.0), Turn(2, 0.5)), 0.0)], VOCABULARY)
+    assert row.advantages.tolist() == [0.5, 0.5]
+    assert row.turns.tolist() == [1, 1]
+
+
+def test_turns_that_do_not_fit_their_tokens_are_refused():
+    log = conversation(np.random.default_rng(1), [1], [(3, 0)])
+    with pytest.raises(Untrainable, match="trajectory 4 sampled 3 tokens, but those of its turns are 2"):
+        items([TrainSample(4, 1, "t", (log,), (Turn(2, 1.0),), 0.0)], VOCABULARY)
 
 
 def test_what_cannot_be_trained_is_named():
@@ -56,4 +89,4 @@ def test_what_cannot_be_trained_is_named():
     alien.append_sampled(Generated(Segment.of([VOCABULARY]), bytes(4), (VersionRun(Version(0, 0), 1),)))
     for log, reason in ((simulated, "trajectory 7.*simulated"), (alien, "trajectory 7.*vocabulary")):
         with pytest.raises(Untrainable, match=reason):
-            items([TrainSample(7, 1, "t", (log,), 1.0, 0.0)], VOCABULARY)
+            items([whole(7, log)], VOCABULARY)

@@ -13,7 +13,7 @@ from rollart.backends.trainers.reference import ReferenceTrainer
 from rollart.types.errors import RequestError
 from rollart.types.messages import Publish, Published, Sampling, Train, Trained, TrainerFailed
 from rollart.types.tokens import Generated, Segment, TokenSequence, VersionRun
-from rollart.types.trajectory import TrainSample
+from rollart.types.trajectory import TrainSample, Turn
 from rollart.types.versions import Version
 
 SETTINGS = {"model": TINY, "learning_rate": 1e-3, "bucket_bytes": 16384}
@@ -31,7 +31,8 @@ def sequence(seed, *, turns=2, model=None):
 
 
 def sample(seed, advantage, *, masked=False, log=None):
-    return TrainSample(seed, 1, "t", (log or sequence(seed),), advantage, 0.0, masked)
+    log = log or sequence(seed)
+    return TrainSample(seed, 1, "t", (log,), (Turn(log.sampled, advantage),), 0.0, masked)
 
 
 def batch(number=0):

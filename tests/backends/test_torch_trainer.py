@@ -17,7 +17,7 @@ from rollart.backends.trainers.reference import ReferenceTrainer
 from rollart.backends.trainers.schedule import Schedule
 from rollart.backends.trainers.torch_trainer import TorchTrainer
 from rollart.types.messages import Publish, Published, Save, Saved, Train, Trained, TrainerFailed
-from rollart.types.trajectory import TrainSample
+from rollart.types.trajectory import TrainSample, Turn
 from rollart.types.versions import Version
 
 SETTINGS = {"model": TINY, "learning_rate": 1e-3, "bucket_bytes": 16384, "max_grad_norm": 1e9}
@@ -56,7 +56,8 @@ def gradients(driver):
 def poisoned(value=math.nan):
     good = samples()
     first = good[0]
-    return (TrainSample(first.trajectory, first.group, first.task, first.sequences, value, 0.0), *good[1:])
+    turns = (first.turns[0], Turn(first.turns[1].tokens, value))  # one of its turns is enough
+    return (TrainSample(first.trajectory, first.group, first.task, first.sequences, turns, 0.0), *good[1:])
 
 
 @pytest.mark.parametrize("options", [{}, {"token_budget": 40}, {"token_budget": 1}, {"gradient_checkpointing": True}])
@@ -172,7 +173,7 @@ def test_broken_weights_and_log_probabilities_are_named():
     assert "model.norm.weight are not finite" in train(driver, 1).reason
     log = samples()[0].sequences[0]
     log._logprobs[:4] = np.array([-math.inf], dtype="<f4").tobytes()
-    batch = (TrainSample(4, 0, "t", (log,), 1.0, 0.0),)
+    batch = (TrainSample(4, 0, "t", (log,), (Turn(log.sampled, 1.0),), 0.0),)
     assert "trajectory 4 has log-probabilities" in train(trainer(max_skipped=1), 1, batch).reason
 
 

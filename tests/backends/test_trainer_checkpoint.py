@@ -28,7 +28,7 @@ from rollart.backends.trainers.torch_trainer import TorchTrainer
 from rollart.types.errors import RequestError
 from rollart.types.messages import Publish, Published, Save, Saved, SaveFailed, Train, Trained
 from rollart.types.tokens import LOGPROB, TOKEN, Generated, Segment, TokenSequence, VersionRun
-from rollart.types.trajectory import TrainSample
+from rollart.types.trajectory import TrainSample, Turn
 from rollart.types.versions import Version
 from rollart.types.weights import bucket_digest
 
@@ -51,7 +51,7 @@ def batch(number, advantages=(1.0, -1.0, 0.5)):
         log.append_context(Segment.of(ids[:6]))
         logprobs = np.full(6, -math.log(VOCABULARY), dtype=LOGPROB).tobytes()
         log.append_sampled(Generated(Segment.of(ids[6:]), logprobs, (VersionRun(Version(0, 0), 6),)))
-        samples.append(TrainSample(10 * number + member, number, "t", (log,), advantage, 0.0))
+        samples.append(TrainSample(10 * number + member, number, "t", (log,), (Turn(log.sampled, advantage),), 0.0))
     return tuple(samples)
 
 

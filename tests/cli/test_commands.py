@@ -12,6 +12,7 @@ import pytest
 
 from rollart.cli.main import main
 from rollart.config.modes import Mode
+from rollart.config.schema import RunConfig
 from rollart.observe.journal import SqliteJournal
 from rollart.policy.staleness import StalenessBound
 from rollart.types.journal import RunStarted, Snapshot, StallReported
@@ -120,6 +121,14 @@ def test_sim_shows_a_report(rollart: Command) -> None:
     assert done.code == 0
     for word in ("laptop", "rollart", "2 steps", "trajectories/s", "fast", "wide", "trainer"):
         assert word in done.out
+
+
+def test_a_report_shows_what_was_filtered(rollart: Command) -> None:
+    done = rollart("sim", "laptop", "--set", "algorithm.filter_zero_variance=true", *SMALL)
+    assert done.code == 0
+    for word in ("groups filtered", "no signal: all rewards are equal (", "kept against all results"):
+        assert word in done.out
+    assert "groups filtered" not in rollart("sim", "laptop", *SMALL).out
 
 
 def test_sim_compares_all_modes(rollart: Command, tmp_path: Path) -> None:
@@ -367,6 +376,14 @@ def test_train_resumes_a_run_only(rollart: Command, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     refused(rollart("train", "--resume", "empty"), "empty", "folder of a run")
     assert list((tmp_path / "empty").iterdir()) == []
+
+
+def test_a_run_that_goes_on_keeps_its_advantage(rollart: Command, tmp_path: Path) -> None:
+    """The checkpoint has what the advantage needs, and nothing for another one."""
+    run = RunConfig.model_validate({"tasks": {"lake": {}}, "pools": {"local": {}}})
+    (tmp_path / "config.json").write_text(run.model_dump_json())
+    change = ("--set", "algorithm.advantage=gae")
+    refused(rollart("train", "--resume", tmp_path, *change), "algorithm.advantage", "start a new one")
 
 
 def test_a_damaged_run_folder_is_refused(rollart: Command, tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """Settings of the loss: what the kinds default to, and what is refused with a reason."""
 
+import inspect
 import subprocess
 import sys
 
 import pytest
 from pydantic import ValidationError
 
-from rollart.config.algorithm import Aggregation, CorrectionSettings, LossSettings
+from rollart.algo.advantage import gae, gigpo, reinforce_plus_plus
+from rollart.config.algorithm import AdvantageKind, Aggregation, AlgorithmSettings, CorrectionSettings, LossSettings
 
 
 @pytest.mark.parametrize(
@@ -57,6 +59,25 @@ def test_k1_may_be_measured():
 
 def test_icepop():
     CorrectionSettings(kind="mask", level="token", floor=0.5, cap=5.0)
+
+
+def defaults(function):
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name: each.default for each in parameters if each.default is not inspect.Parameter.empty}
+
+
+def test_a_critic_is_there_for_gae_only_and_has_what_is_set():
+    assert [kind for kind in AdvantageKind if AlgorithmSettings(advantage=kind).critic()] == [AdvantageKind.GAE]
+    usual = AlgorithmSettings(advantage="gae").critic()
+    assert (usual.discount, usual.trace) == (defaults(gae)["discount"], defaults(gae)["trace"])
+    assert (usual.value_weight, usual.value_learning_rate, usual.whiten) == (0.5, None, True)
+    chosen = AlgorithmSettings(advantage="gae", discount=0.5, whiten=False, value_learning_rate=0.1).critic()
+    assert (chosen.discount, chosen.trace, chosen.whiten, chosen.value_learning_rate) == (0.5, 0.95, False, 0.1)
+
+
+def test_what_the_settings_promise_is_what_the_functions_do():
+    assert defaults(gigpo) == {"step_weight": 1.0, "discount": 0.95, "normalise": True}
+    assert defaults(reinforce_plus_plus) == {"group_baseline": False}
 
 
 def test_they_import_without_torch():

@@ -171,7 +171,22 @@ def test_a_wrong_choice_is_refused_with_the_choices(assignment: str, path: str, 
         ("tasks.maze.fallback=[3]", "tasks.maze.fallback.0", "input should be a valid string, not 3"),
         ("tasks.maze.prompts=[1]", "tasks.maze.prompts.1", "is missing"),
         ("model=3", "model", "input should be a valid string, not 3"),
-        ("trainer.clip=1.0", "trainer.clip", "input should be less than 1, not 1.0"),
+        (
+            "algorithm.advantage=grop",
+            "algorithm.advantage",
+            "input should be 'grpo', 'dr_grpo', 'rloo', 'reinforce_plus_plus', 'gigpo' or 'gae', not 'grop' "
+            "(did you mean grpo?)",
+        ),
+        ("algorithm.trace=1.5", "algorithm.trace", "input should be less than or equal to 1, not 1.5"),
+        ("algorithm.epochs=0", "algorithm.epochs", "input should be greater than 0, not 0"),
+        ("algorithm.loss.clip_low=2.0", "algorithm.loss.clip_low", "input should be less than or equal to 1, not 2.0"),
+        (
+            'algorithm.loss={kl_weight=0.1, kl_estimator="k1"}',
+            "algorithm.loss",
+            "k1 cannot be a penalty in the loss: its gradient is 0 in expectation, whatever the distance. Use k2, "
+            "which has the gradient that is meant, or k3",
+        ),
+        ("algorithm.loss.klweight=0.1", "algorithm.loss.klweight", "unknown key (did you mean kl_weight?)"),
     ],
 )
 def test_a_wrong_value_is_refused_with_what_it_should_be(assignment: str, path: str, problem: str) -> None:

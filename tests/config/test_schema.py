@@ -4,11 +4,13 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import rollart.config
+from rollart.config.algorithm import AdvantageKind
 from rollart.config.load import check, load_toml
 from rollart.config.modes import MODES, Mode
 from rollart.config.schema import RunConfig
@@ -39,6 +41,59 @@ def refused(**changes: Any) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
         config(**changes)
     return caught.value
+
+
+# --- the algorithm --------------------------------------------------------------------------------------------------
+
+PARAMETERS = {
+    "group_baseline": (True, ["reinforce_plus_plus"]),
+    "step_weight": (0.5, ["gigpo"]),
+    "normalise": (False, ["gigpo"]),
+    "discount": (0.5, ["gigpo", "gae"]),
+    "trace": (0.5, ["gae"]),
+    "value_weight": (0.5, ["gae"]),
+    "value_learning_rate": (0.5, ["gae"]),
+    "whiten": (False, ["gae"]),
+}
+
+
+@pytest.mark.parametrize("kind", AdvantageKind)
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_parameter_that_the_advantage_has_no_use_for_is_refused(kind: AdvantageKind, name: str) -> None:
+    value, users = PARAMETERS[name]
+    algorithm = {"advantage": kind.value, name: value}
+    if kind.value in users:
+        assert getattr(config(algorithm=algorithm).algorithm, name) == value
+        return
+    error = refused(algorithm=algorithm)
+    assert error.path == f"algorithm.{name}"
+    assert error.problem == (
+        f"the advantage {kind.value!r} has no use for it; leave it out, or set algorithm.advantage to "
+        f"{' or '.join(map(repr, users))}"
+    )
+
+
+@pytest.mark.parametrize("kind", AdvantageKind)
+def test_a_config_that_was_written_down_is_the_same_when_read(kind: AdvantageKind) -> None:
+    """Also what was not set: a resume reads it."""
+    run = config(algorithm={"advantage": kind.value, "loss": {"kind": "gspo"}})
+    assert check(RunConfig, msgspec.json.decode(run.model_dump_json())) == run
+
+
+def test_a_group_of_one_cannot_be_filtered_by_its_variance() -> None:
+    error = refused(batch={"trajectories": 4, "group_size": 1}, algorithm={"filter_zero_variance": True})
+    assert error.path == "algorithm.filter_zero_variance"
+    assert "raise batch.group_size" in error.problem
+
+
+def test_a_batch_has_a_trajectory_for_every_mini_batch() -> None:
+    batch = {"trajectories": 8, "group_size": 4}
+    assert config(batch=batch, algorithm={"minibatches": 8}).algorithm.minibatches == 8
+    error = refused(batch=batch, algorithm={"minibatches": 9})
+    assert (error.path, error.problem) == (
+        "algorithm.minibatches",
+        "a batch of 8 trajectories cannot be cut into 9; lower it or raise batch.trajectories",
+    )
 
 
 # --- what is there --------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from rollart.types.messages import (
     Updated,
 )
 from rollart.types.tokens import TokenSequence
-from rollart.types.trajectory import TrainSample
+from rollart.types.trajectory import TrainSample, Turn
 from rollart.types.versions import Version
 
 MODEL = {
@@ -111,7 +111,8 @@ class Controller:
         key = f"score/{number}"
         question = Score(key, number, "frozenlake", prompt, tuple(rewards), b"", observed.truncated)
         value = (await self.ask("reward", question, Scored, key=key)).value
-        return TrainSample(number, 1, "frozenlake", (log,), 1.0 if number % 2 else -1.0, value)
+        turns = (Turn(log.sampled, 1.0 if number % 2 else -1.0),)
+        return TrainSample(number, 1, "frozenlake", (log,), turns, value)
 
 
 def test_two_steps_of_training():

@@ -80,7 +80,7 @@ def test_a_batch_for_the_trainer_arrives_whole():
         return made
 
     sent = [sequence(False), sequence(True), TokenSequence()]
-    train = Train(3, Version(0, 4), (TrainSample(1, 2, "t", tuple(sent), 0.5, 1.0, True),))
+    train = Train(3, Version(0, 4), (TrainSample(1, 2, "t", tuple(sent), (Turn(3, 0.5),), 1.0, True),))
     (got,) = decode(encode([train]))
     assert msgspec.structs.replace(got.samples[0], sequences=()) == msgspec.structs.replace(
         train.samples[0], sequences=()

@@ -255,9 +255,9 @@ def execute(path: Path, statement: str, *values: object) -> None:
 def test_another_format_is_refused_by_everybody(pruned: Path) -> None:
     execute(pruned, "UPDATE carried SET format = ?", FORMAT + 1)
     for read in (fold_journal, lambda path: list(read_journal(path)), lambda path: list(read_since_snapshot(path))):
-        with pytest.raises(RequestError, match=r"journal\.sqlite: .* in format 2.*use the version that wrote it"):
+        with pytest.raises(RequestError, match=r"journal\.sqlite: .* in format 3.*use the version that wrote it"):
             read(pruned)
-    with pytest.raises(RequestError, match=r"cannot be opened .*in format 2"):
+    with pytest.raises(RequestError, match=r"cannot be opened .*in format 3"):
         SqliteJournal(pruned)
 
 

@@ -170,6 +170,14 @@ def report() -> Report:
     return make_report(STORY)
 
 
+def test_filtered_groups_are_counted_by_their_reason() -> None:
+    ends = [j.GroupEnded(14.0, GroupId(g), GroupOutcome.FILTERED, False, cause) for g, cause in enumerate("bab", 1)]
+    report = make_report([*SETUP, *map(opened, (1, 2, 3, 4)), *ends, group_ended(4, GroupOutcome.STALE)])
+    assert report.filtered == {"a": 1, "b": 2}
+    assert list(report.filtered) == ["a", "b"]
+    assert report.group_outcomes == {"filtered": 3, "stale": 1}
+
+
 def test_the_run(report: Report) -> None:
     assert (report.name, report.mode, report.alpha, report.seed) == ("lake", "rollart", 1, 42)
     assert (report.steps, report.seconds, report.ended) == (2, 25.0, "done")

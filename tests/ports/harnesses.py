@@ -61,7 +61,7 @@ from rollart.tasks.prompts import SeedPrompts
 from rollart.types.ids import GroupId, PromptId, TrajectoryId
 from rollart.types.messages import Save, Score, WorkerCommand
 from rollart.types.tokens import LOGPROB, TOKEN, Generated, Segment, TokenSequence, VersionRun
-from rollart.types.trajectory import Prompt, TrainSample
+from rollart.types.trajectory import Prompt, TrainSample, Turn
 from rollart.types.versions import Version
 from rollart.types.weights import Manifest, WeightKind, bucket_digest
 
@@ -424,7 +424,7 @@ def batch(number: int, *, real: bool, advantages: tuple[float, float] = (1.0, -1
                 group=GroupId(number),
                 task=TASK,
                 sequences=(sequence,),
-                advantage=advantage,
+                turns=(Turn(8, advantage, float(member)),),
                 reward=float(member),
             )
         )
@@ -530,6 +530,12 @@ def adapted_trainer(scratch: Path) -> TrainerHarness:
     return real_trainer(scratch, TorchTrainer, batch(1, real=False), token_budget=20, lora=lora)
 
 
+def critical_trainer(scratch: Path) -> TrainerHarness:
+    """Several steps per claim, with a critic."""
+    bad = batch(1, real=False)
+    return real_trainer(scratch, TorchTrainer, bad, epochs=2, minibatches=2, critic={"value_learning_rate": 1e-2})
+
+
 def simulated_trainer(scratch: Path) -> TrainerHarness:  # noqa: ARG001 - it writes nothing down
     store, knife = SimStore(), Knife()
     settings = {
@@ -556,6 +562,7 @@ TRAINERS: dict[str, Callable[[Path], TrainerHarness]] = {
     "torch-bfloat16": unforgiving_trainer,
     "torch-2-ranks": ranked_trainer,
     "torch-lora": adapted_trainer,
+    "torch-critic": critical_trainer,
 }
 
 # --- prompt sources -------------------------------------------------------------------------------------------------

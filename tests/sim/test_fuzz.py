@@ -75,6 +75,8 @@ def test_worlds_differ_in_everything() -> None:
         "evaluation": sum(world.tables["eval_every"] > 0 for world in worlds),
         "no staleness": sum(world.tables["alpha"] == 0 for world in worlds),
         "rolling updates": sum(world.tables["rolling_update"] for world in worlds),
+        "dynamic sampling": sum(world.tables["algorithm"]["filter_zero_variance"] for world in worlds),
+        "advantages per turn": sum(world.tables["algorithm"]["advantage"] == "gigpo" for world in worlds),
     }.items():
         assert 0 < count < 400, what
     rows = {fault.row for world in worlds for fault in world.faults}

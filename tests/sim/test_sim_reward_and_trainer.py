@@ -75,8 +75,8 @@ def test_an_unknown_task_has_no_reward() -> None:
     assert not failed.retry
 
 
-def training(store: SimStore) -> Driver:
-    settings = {"hardware": H800, "model": QWEN3_8B, "ranks": 32, "store": store, "push_gb_s": 2.0}
+def training(store: SimStore, **options: int) -> Driver:
+    settings = {"hardware": H800, "model": QWEN3_8B, "ranks": 32, "store": store, "push_gb_s": 2.0, **options}
     return Driver(SimTrainer(settings, lambda: None))
 
 
@@ -86,7 +86,7 @@ def train(claim: int, *lengths: int, masked: int = 0) -> Train:
         sequence = TokenSequence()
         sequence.append_context(Segment(length, None))
         samples.append(
-            TrainSample(TrajectoryId(index), GroupId(1), TASK, (sequence,), 1.0, 1.0, masked=index == len(lengths))
+            TrainSample(TrajectoryId(index), GroupId(1), TASK, (sequence,), (), 1.0, masked=index == len(lengths))
         )
     return Train(ClaimId(claim), Version(0, claim), tuple(samples))
 
@@ -99,6 +99,15 @@ def test_training_and_publishing_take_their_time_one_after_another() -> None:
     train_s = Roofline(H800, QWEN3_8B, 32).train_s(1_500_000) * 4 / 3
     assert [at for at, _ in driver.log] == pytest.approx([push_s, push_s + train_s, 2 * push_s + train_s])
     assert driver.events(Trained)[0].metrics == {"tokens": 1_500_000.0, "loss": 0.0}
+
+
+def test_every_epoch_takes_its_time() -> None:
+    """The pass before the first update is made once, however often the batch is trained on."""
+    driver = training(SimStore(), epochs=3)
+    driver.send(train(1, 1_500_000))
+    driver.run()
+    once_s = Roofline(H800, QWEN3_8B, 32).train_s(1_500_000)
+    assert driver.log[0][0] == pytest.approx(3 * once_s + once_s / 3)
 
 
 def test_a_claim_is_trained_once() -> None:

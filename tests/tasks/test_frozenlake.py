@@ -21,6 +21,15 @@ def where(rows):
     return next((r, row.index("A")) for r, row in enumerate(rows) if "A" in row)
 
 
+def test_the_state_is_where_the_agent_stands():
+    """Also where the observation has rules or a hint besides the picture."""
+    lake = FrozenLake(size=2, ice=1.0)
+    start, lost, right, back = lake.reset(prompt(1)), lake.step("?"), lake.step("R"), lake.step("L")
+    assert len({start.observation, lost.observation, back.observation}) == 3
+    assert start.state == lost.state == back.state != right.state
+    assert all(step.state for step in (start, right))
+
+
 def way(rows, target):
     """The shortest list of moves over ice to the first cell of a kind."""
     start = where(rows)

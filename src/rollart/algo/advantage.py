@@ -123,8 +123,8 @@ class Gae(NamedTuple):
 
 
 def gae(
-    rewards: Sequence[float],
-    values: Sequence[float],
+    rewards: "Sequence[float] | NDArray[np.float64]",
+    values: "Sequence[float] | NDArray[np.float64]",
     *,
     discount: float = 1.0,
     trace: float = 0.95,
@@ -147,6 +147,31 @@ def gae(
     surprise = reward + discount * np.append(value, bootstrap)[1:] - value
     advantages = discounted(surprise, discount * trace)
     return Gae(advantages, advantages + value)
+
+
+def at_last_tokens(rewards: Sequence[float], turns: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The rewards of turns as rewards of tokens: each at the last token of its turn. `turns` never goes down.
+
+    What a turn without tokens earned comes with the last token before it, which led there; before the first token there
+    is nobody who could have earned it.
+
+        >>> at_last_tokens([1.0, 2.0, 4.0], np.array([0, 0, 2])).tolist()
+        [0.0, 3.0, 4.0]
+    """
+    out = np.zeros(turns.size)
+    for place, reward in zip(np.searchsorted(turns, np.arange(len(rewards)), side="right") - 1, rewards, strict=True):
+        if place >= 0:
+            out[place] += reward
+    return out
+
+
+def whitened(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """With mean 0 and deviation 1; what is all the same becomes 0.
+
+    >>> whitened(np.array([3.0, 1.0, 2.0])).round(3).tolist()
+    [1.0, -1.0, 0.0]
+    """
+    return _standardised(values)
 
 
 def discounted(rewards: "Sequence[float] | NDArray[np.float64]", discount: float) -> NDArray[np.float64]:

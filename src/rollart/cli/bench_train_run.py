@@ -20,7 +20,7 @@ from rollart.types.errors import RunError
 from rollart.types.ids import ClaimId, GroupId, TrajectoryId
 from rollart.types.messages import Train, Trained
 from rollart.types.tokens import LOGPROB, Generated, Segment, TokenSequence, VersionRun
-from rollart.types.trajectory import TrainSample
+from rollart.types.trajectory import TrainSample, Turn
 from rollart.types.versions import Version
 
 PADDED_BATCH = 16
@@ -64,8 +64,8 @@ def draw(lengths: Sequence[int], vocabulary: int) -> tuple[TrainSample, ...]:
         logprobs = np.full(actions, behaviour, dtype=LOGPROB).tobytes()
         sampled = Segment.of(rng.integers(0, vocabulary, actions, dtype=np.int32))
         log.append_sampled(Generated(sampled, logprobs, (VersionRun(Version(0, 0), actions),)))
-        advantage = 1.0 if number % 2 else -0.5
-        out.append(TrainSample(TrajectoryId(number), GroupId(number), "bench", (log,), advantage, 0.0))
+        turn = Turn(actions, advantage=1.0 if number % 2 else -0.5)
+        out.append(TrainSample(TrajectoryId(number), GroupId(number), "bench", (log,), (turn,), 0.0))
     return tuple(out)
 
 
@@ -118,7 +118,7 @@ class Padded:
         logits = self._model(tokens, attention_mask=there, use_cache=False).logits[:, :-1]
         mask = acted[:, 1:]
         logprobs = token_logprobs(logits[mask], tokens[:, 1:][mask], 1.0)
-        advantages = torch.tensor([sample.advantage for sample in samples])[:, None].expand(mask.shape)[mask]
+        advantages = torch.tensor([sample.turns[0].advantage for sample in samples])[:, None].expand(mask.shape)[mask]
         ratio = torch.exp(logprobs - behaviour[:, 1:][mask])
         return -torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages).sum()
 

@@ -28,7 +28,7 @@ from rollart.types.errors import ConfigError, RequestError
 from rollart.types.messages import Role
 
 ENGINE = "rollart.backends.engines.reference:ReferenceEngine"
-TRAINER_FACTORY = "rollart.backends.trainers.reference:ReferenceTrainer"
+TRAINER_FACTORY = "rollart.backends.trainers.torch_trainer:TorchTrainer"
 ENVIRONMENT_HOST = "rollart.backends.environments.host:EnvironmentHost"
 REWARD_HOST = "rollart.backends.rewards.host:RewardHost"
 
@@ -67,7 +67,7 @@ def check_real(config: RunConfig) -> None:
 def real_parts(
     config: RunConfig, runtime: Runtime, sink: EventSink, store: WeightStore, checkpoints: Path | None = None
 ) -> Parts:
-    """A real run on reference backends; without a folder for checkpoints a lost trainer starts over."""
+    """A real run; without a folder for checkpoints a lost trainer starts over."""
     codec = load(config.codec)()
     return Parts(
         runtime=runtime,
@@ -149,12 +149,17 @@ def _rewards(config: RunConfig) -> list[WorkerSpec]:
 
 
 def _trainer(config: RunConfig, store: WeightStore, checkpoints: Path | None) -> WorkerSpec:
+    algorithm = config.algorithm
     settings = {
         "model": config.model,
         "store": store,
         "seed": config.seed,
         "checkpoints": None if checkpoints is None else str(checkpoints),
         "temperature": next(iter(config.tasks.values())).temperature,
+        "loss": algorithm.loss,
+        "epochs": algorithm.epochs,
+        "minibatches": algorithm.minibatches,
+        "critic": algorithm.critic(),
         **dict(config.trainer),
     }
     return WorkerSpec("trainer/0", Role.TRAINER, TRAINER, TRAINER_FACTORY, settings)

@@ -96,6 +96,8 @@ def _counts(report: Report) -> Table:
     table.add_row("training lag", _histogram(report.lag))
     table.add_row("trajectories", _list(report.outcomes))
     table.add_row("groups", _list(report.group_outcomes))
+    if report.filtered:
+        table.add_row("groups filtered", "; ".join(f"{cause} ({count:,})" for cause, count in report.filtered.items()))
     table.add_row(
         "tokens",
         f"{report.sampled_tokens:,} sampled, {report.trained_tokens:,} trained, "
@@ -104,7 +106,7 @@ def _counts(report: Report) -> Table:
     wasted = ", ".join(f"{words(cause)} {tokens:,}" for cause, tokens in report.wasted_tokens.items()) or "none"
     table.add_row("tokens wasted", f"{report.wasted_token_share:.1%}: {wasted}")
     chosen = report.selection
-    if report.outcomes.get("redundant"):
+    if report.outcomes.get("redundant") or report.filtered:
         table.add_row(
             "kept against all results",
             f"{chosen.kept_tokens:.0f} against {chosen.started_tokens:.0f} tokens, "

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -103,8 +104,8 @@ def _resumed(folder: Path, assignments: list[str]) -> tuple[RunConfig, Path, Run
         raise RequestError(f"{path} is damaged ({error}); give the folder of a run") from error
     before = check(RunConfig, tables)
     checked = check(RunConfig, override(tables, assignments))
-    for key in ("seed", "mode", "alpha", "batch", "model", "codec"):
-        if getattr(before, key) != getattr(checked, key):
+    for key in ("seed", "mode", "alpha", "batch", "model", "codec", "algorithm.advantage"):
+        if attrgetter(key)(before) != attrgetter(key)(checked):
             raise RequestError(f"--set {key}: cannot change in a run that goes on; start a new one")
     check_real(checked)
     events = read_since_snapshot(folder / JOURNAL)

@@ -1,6 +1,6 @@
-"""What a trainer optimises. The formulas are in `rollart.algo`; this part imports without torch.
+"""What is optimised, and how. The formulas are in `rollart.algo`; this part imports without torch.
 
-Defaults that the kinds do not share (clip range, aggregation) are those of the papers, and hold unless set.
+Defaults that the kinds do not share (clip range, aggregation, discount) are those of the papers, and hold unless set.
 """
 
 import enum
@@ -132,4 +132,87 @@ _AGGREGATION = {
     PolicyLoss.PPO: Aggregation.TOKEN_MEAN,
     PolicyLoss.GSPO: Aggregation.SEQUENCE_MEAN,
     PolicyLoss.CISPO: Aggregation.TOKEN_MEAN,
+}
+
+
+class AdvantageKind(enum.Enum):
+    """What a trajectory, a turn or a token is compared with; see `rollart.algo.advantage`."""
+
+    GRPO = "grpo"
+    """The mean of its group, in deviations of the group."""
+    DR_GRPO = "dr_grpo"
+    """The mean of its group."""
+    RLOO = "rloo"
+    """The mean of the others of its group."""
+    REINFORCE_PLUS_PLUS = "reinforce_plus_plus"
+    """The mean of the batch, in deviations of the batch."""
+    GIGPO = "gigpo"
+    """Per turn: the mean of its group, and of the turns of the group that start in the same state."""
+    GAE = "gae"
+    """Per token: a value that the trainer learns beside the policy."""
+
+
+class CriticSettings(Strict):
+    """How the trainer learns values, and makes advantages of them (`gae`)."""
+
+    discount: Annotated[float, Field(gt=0, le=1)] = 1.0
+    trace: Annotated[float, Field(ge=0, le=1)] = 0.95
+    value_weight: PositiveReal = 0.5
+    """Of the value loss, beside that of the policy."""
+    value_learning_rate: PositiveReal | None = None
+    """Of the value head; None = that of the policy."""
+    whiten: bool = True
+    """Advantages of a batch get mean 0 and deviation 1."""
+
+
+class AlgorithmSettings(Strict):
+    """How rewards become advantages, and advantages steps. What the chosen advantage has no use for is refused."""
+
+    advantage: AdvantageKind = AdvantageKind.GRPO
+    group_baseline: bool | None = None
+    """`reinforce_plus_plus`: take the mean of its group from a reward first; False unless set."""
+    step_weight: NotNegativeReal | None = None
+    """`gigpo`: what turns weigh beside episodes; 1 unless set."""
+    normalise: bool | None = None
+    """`gigpo`: divide by deviations; True unless set."""
+    discount: Annotated[float, Field(gt=0, le=1)] | None = None
+    """`gigpo`, per turn: 0.95 unless set. `gae`, per token: 1 unless set."""
+    trace: Annotated[float, Field(ge=0, le=1)] | None = None
+    """`gae`: λ; 0.95 unless set."""
+    value_weight: PositiveReal | None = None
+    """`gae`: of the value loss beside that of the policy; 0.5 unless set."""
+    value_learning_rate: PositiveReal | None = None
+    """`gae`: of the value head; that of the trainer unless set."""
+    whiten: bool | None = None
+    """`gae`: advantages of a batch get mean 0 and deviation 1; True unless set."""
+    filter_zero_variance: bool = False
+    """Groups in which all rewards are equal are not trained, and others are sampled instead (dynamic sampling)."""
+    epochs: Annotated[int, Field(gt=0)] = 1
+    """How often a batch is trained on."""
+    minibatches: Annotated[int, Field(gt=0)] = 1
+    """Optimiser steps per epoch, each on its part of the trajectories."""
+    loss: LossSettings = LossSettings()
+
+    def useless(self) -> dict[str, tuple[str, ...]]:
+        """Parameters that are set and that the chosen advantage has no use for, with the advantages that do."""
+        return {
+            name: tuple(kind.value for kind in kinds)
+            for name, kinds in _USED_BY.items()
+            if getattr(self, name) is not None and self.advantage not in kinds
+        }
+
+    def critic(self) -> CriticSettings | None:
+        """What the trainer needs to learn values; None where no advantage is made of them."""
+        if self.advantage is not AdvantageKind.GAE:
+            return None
+        chosen = {name: getattr(self, name) for name in CriticSettings.model_fields}
+        return CriticSettings(**{name: value for name, value in chosen.items() if value is not None})
+
+
+_USED_BY: dict[str, tuple[AdvantageKind, ...]] = {
+    "group_baseline": (AdvantageKind.REINFORCE_PLUS_PLUS,),
+    "step_weight": (AdvantageKind.GIGPO,),
+    "normalise": (AdvantageKind.GIGPO,),
+    "discount": (AdvantageKind.GIGPO, AdvantageKind.GAE),
+    **{name: (AdvantageKind.GAE,) for name in CriticSettings.model_fields if name != "discount"},
 }

@@ -79,6 +79,9 @@ def _explained(
         return ConfigError(path, f"unknown key{did_you_mean(str(loc[-1]), known)}")
     if kind == "missing":
         return ConfigError(path, "is missing")
+    if kind == "value_error":
+        # A validator of ours, whose sentence says it all.
+        return ConfigError(path, message.removeprefix("Value error, "))
     words = message[:1].lower() + message[1:]
     if kind in ("enum", "literal_error") and isinstance(given, str):
         options = [word.strip(" '") for word in message.partition("should be ")[2].replace(" or ", ",").split(",")]

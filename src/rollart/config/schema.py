@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from rollart.config.algorithm import AlgorithmSettings
 from rollart.config.base import Strict
 from rollart.config.modes import MODES, Mode, ModeSettings
 from rollart.config.suggest import did_you_mean
@@ -78,7 +79,6 @@ class TrainerSettings(Strict):
     """The optimiser, where it matters to a user."""
 
     learning_rate: PositiveReal = 1e-3
-    clip: Annotated[float, Field(gt=0, lt=1)] = 0.2
     max_grad_norm: PositiveReal = 1.0
 
 
@@ -123,6 +123,7 @@ class RunConfig(Strict):
     rolling_update: bool = False
     """Engines take a new version one by one instead of together."""
     reward_workers: Positive = 1
+    algorithm: AlgorithmSettings = AlgorithmSettings()
     trainer: TrainerSettings = TrainerSettings()
     deadlines: Deadlines = Deadlines()
     model: str | dict[str, Any] = Field(default_factory=dict)
@@ -160,6 +161,7 @@ class RunConfig(Strict):
     def _possible(self) -> Self:
         self._check_present()
         self._check_batch()
+        self._check_algorithm()
         for name in self.tasks:
             self._check_task(name)
         return self
@@ -202,6 +204,26 @@ class RunConfig(Strict):
                     f"a share of {float(share / total):.4g} of {self.groups} groups is {float(groups):.4g}, not "
                     f"a whole number; use a batch of {self._smallest_batch(shares)} trajectories or a multiple of it",
                 )
+
+    def _check_algorithm(self) -> None:
+        algorithm, batch = self.algorithm, self.batch
+        for name, kinds in algorithm.useless().items():
+            raise ConfigError(
+                f"algorithm.{name}",
+                f"the advantage {algorithm.advantage.value!r} has no use for it; leave it out, or set "
+                f"algorithm.advantage to {' or '.join(map(repr, kinds))}",
+            )
+        if algorithm.filter_zero_variance and batch.group_size == 1:
+            raise ConfigError(
+                "algorithm.filter_zero_variance",
+                "a group of one has no variance, so every group would be filtered; raise batch.group_size",
+            )
+        if algorithm.minibatches > batch.trajectories:
+            raise ConfigError(
+                "algorithm.minibatches",
+                f"a batch of {batch.trajectories} trajectories cannot be cut into {algorithm.minibatches}; "
+                "lower it or raise batch.trajectories",
+            )
 
     def _shares(self) -> dict[str, Fraction]:
         """As written: 0.1 is a tenth, not the nearest binary fraction."""

@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rollart.algo.advantage import grpo
 from rollart.control.context import Context
+from rollart.control.credit import reward_of, samples
 from rollart.policy.buffer import BufferBook, ReadyGroup
 from rollart.policy.groups import OpenGroup
 from rollart.policy.shares import Redistributed, ShareBook, ShareRule, Unfillable
@@ -24,7 +24,7 @@ from rollart.types.versions import Version, steps_between
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A claimed batch: whole groups, with an advantage for every trajectory."""
+    """A claimed batch: whole groups, with an advantage for every turn."""
 
     claim: ClaimId
     groups: tuple[GroupId, ...]
@@ -172,8 +172,8 @@ class SampleBuffer:
         )
         self.claimed()
         await self._context.sink.flush()
-        samples = tuple(sample for entry in entries for sample in _samples(entry.trajectories))
-        return Batch(claim, tuple(ready.id for ready in taken), samples)
+        credited = samples(self._context.config.algorithm, [entry.trajectories for entry in entries])
+        return Batch(claim, tuple(ready.id for ready in taken), tuple(credited))
 
     def trained(self, claim: ClaimId) -> list[OpenGroup]:
         """The claim ended in a step: its groups are trained."""
@@ -215,30 +215,8 @@ def _oldest(trajectories: Sequence[Trajectory]) -> Version | None:
     return min(versions, default=None)
 
 
-def _samples(trajectories: Sequence[Trajectory]) -> list[TrainSample]:
-    rewards = [_reward(trajectory) for trajectory in trajectories]
-    return [
-        TrainSample(
-            trajectory.id,
-            trajectory.group,
-            trajectory.task,
-            tuple(trajectory.sequences),
-            advantage,
-            reward,
-            trajectory.masked,
-        )
-        for trajectory, reward, advantage in zip(trajectories, rewards, grpo(rewards), strict=True)
-    ]
-
-
 def _mean_rewards(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     rewards: dict[str, list[float]] = {}
     for trajectory in trajectories:
-        rewards.setdefault(trajectory.task, []).append(_reward(trajectory))
+        rewards.setdefault(trajectory.task, []).append(reward_of(trajectory))
     return {task: math.fsum(values) / len(values) for task, values in rewards.items()}
-
-
-def _reward(trajectory: Trajectory) -> float:
-    if trajectory.reward is None:
-        raise InvariantBroken(f"trajectory {trajectory.id} without a reward reached a batch")
-    return trajectory.reward

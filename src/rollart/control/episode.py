@@ -182,6 +182,13 @@ class EnvManager:
             trajectory.turn_rewards.append(observed.reward)
         if observed.done:
             trajectory.artifact = observed.artifact
+        elif trajectory.states is not None:
+            trajectory.states.append(observed.state or self._seen(observed))
+
+    def _seen(self, observed: Observed) -> bytes:
+        """What makes its state. Simulated tokens show nothing: then it is a state that nobody else comes to."""
+        payload = observed.observation.payload
+        return f"{self.trajectory.id}.{observed.turn}".encode() if payload is None else payload
 
     def _ask_turn(self) -> "asyncio.Future[TurnResult]":
         trajectory, settings, stage = self.trajectory, self._settings, self._stage
@@ -202,6 +209,7 @@ class EnvManager:
         generated = result.generated
         trajectory.sequence.append_sampled(generated)
         trajectory.turns += 1
+        trajectory.turn_tokens.append(generated.tokens.length)
         if generated.runs:
             if trajectory.first_version is None:
                 trajectory.first_version = generated.runs[0].version

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rollart.control.buffer import SampleBuffer, beyond
 from rollart.control.context import Context
+from rollart.control.credit import has_no_signal, keeps_states
 from rollart.control.environments import EnvironmentPool
 from rollart.control.episode import EnvManager, Stage, Stopped
 from rollart.control.evaluation import Evaluation
@@ -252,6 +253,7 @@ class RolloutScheduler:
             task=group.task,
             purpose=group.purpose,
             prompt=group.ticket.prompt,
+            keeps_states=keeps_states(self._context.config.algorithm),
         )
         slot = self._environments.take(group.task)
         self._context.record(
@@ -340,12 +342,18 @@ class RolloutScheduler:
         if all(member.masked or member.first_version is None for member in trajectories):
             self._end_group(group, GroupOutcome.FILTERED, Outcome.REDUNDANT, "no member sampled a token to train")
             return
-        reason = self._accept(trajectories)
+        reason = self._refused(trajectories)
         if reason is not None:
             self._end_group(group, GroupOutcome.FILTERED, Outcome.REDUNDANT, reason)
             return
         self._close(group, Outcome.REDUNDANT, "its group is complete")
         self._buffer.add(group, trajectories)
+
+    def _refused(self, trajectories: Sequence[Trajectory]) -> str | None:
+        """Why a complete group is not worth a place in a batch, if it is not."""
+        if self._context.config.algorithm.filter_zero_variance:
+            return has_no_signal(trajectories) or self._accept(trajectories)
+        return self._accept(trajectories)
 
     def _handle_stale(self, group: OpenGroup) -> None:
         """An open group whose oldest member is past the bound."""

@@ -20,7 +20,7 @@ import ray
 import ray._private.ray_constants as ray_constants
 import ray._private.worker as ray_worker
 from ray._private.node import Node
-from ray._raylet import Config
+from ray._raylet import Config  # type: ignore[attr-defined]  # there, but compiled
 
 from rollart.distributed import ray_reaper
 from rollart.distributed.ray_process import TOKEN_VARIABLE

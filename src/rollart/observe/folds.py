@@ -11,7 +11,7 @@ from rollart.observe.report import Report, ReportFold
 from rollart.types.errors import InvariantBroken, RequestError
 from rollart.types.journal import JournalEvent
 
-FORMAT = 1
+FORMAT = 2
 """Of what `encode` writes: to be raised with every change to what the folds remember."""
 
 

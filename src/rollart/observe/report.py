@@ -53,6 +53,8 @@ class Report(msgspec.Struct, kw_only=True):
     lag: dict[int, int] = {}
     outcomes: dict[str, int] = {}
     group_outcomes: dict[str, int] = {}
+    filtered: dict[str, int] = {}
+    """Complete groups that were not trained, by the reason they were filtered for."""
     sampled_tokens: int = 0
     trained_tokens: int = 0
     wasted_tokens: dict[str, int] = {}
@@ -197,6 +199,7 @@ class ReportFold(msgspec.Struct, kw_only=True):
         report.placements = {task: _sorted(turns) for task, turns in sorted(report.placements.items())}
         report.outcomes = _sorted(report.outcomes)
         report.group_outcomes = _sorted(report.group_outcomes)
+        report.filtered = _sorted(report.filtered)
         report.wasted_tokens = {cause: tokens for cause, tokens in _sorted(report.wasted_tokens).items() if tokens}
         report.engines = {pool: len(places) for pool, places in sorted(self.engine_places.items())}
         report.reward = {task: total.reward / total.count for task, total in sorted(self.rewards.items())}
@@ -273,6 +276,8 @@ class ReportFold(msgspec.Struct, kw_only=True):
 
     def _group_ended(self, event: j.GroupEnded) -> None:
         self.groups[event.group].outcome = event.outcome
+        if event.outcome is GroupOutcome.FILTERED:
+            _count(self.totals.filtered, event.cause)
 
     def _trajectory_started(self, event: j.TrajectoryStarted) -> None:
         group = self.groups[event.group]

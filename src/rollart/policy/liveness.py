@@ -38,7 +38,8 @@ def shares_bound_s(config: RunConfig) -> float:
     """How long a batch may wait to be whole.
 
     Whenever a share changes hands a task gives up for good, and who fills in has its time again. So the slowest task
-    may fill its share at the last moment, and fill in for every other one in turn.
+    may fill its share at the last moment, and fill in for every other one in turn. Groups that are filtered change
+    nothing: they are as if they had not been complete, and a task that has no others left is one that fills no share.
     """
     return len(config.tasks) * max(task.share_deadline_s for task in config.tasks.values())
 

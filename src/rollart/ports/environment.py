@@ -15,6 +15,8 @@ class TextStep(NamedTuple):
 
     `truncated`: ended by a limit of the agent's own (turns, time, memory of its sandbox): the agent's result.
     `fresh_context`: the observation replaces the history instead of following it.
+    `state`: names the state that the agent acts in next, where observations of the same state may differ (a hint, a
+    time of day); turns of a group that start in the same state are compared. Empty: the observation is the state.
     """
 
     observation: str
@@ -23,6 +25,7 @@ class TextStep(NamedTuple):
     truncated: bool = False
     fresh_context: bool = False
     artifact: bytes = b""
+    state: str = ""
 
 
 class TextEnvironment(Protocol):

@@ -7,8 +7,9 @@ still fails.
 import math
 from typing import Any, NamedTuple
 
+from rollart.config.algorithm import AdvantageKind
 from rollart.config.modes import Mode
-from rollart.sim.draws import uniform
+from rollart.sim.draws import mix, stable_int, uniform
 from rollart.sim.faults import Fault
 from rollart.sim.lossy import LinkFaults
 from rollart.types.trajectory import StaleTreatment
@@ -57,7 +58,7 @@ def make_world(seed: int, mode: Mode | None = None) -> World:
     """The world of a seed."""
     dice = _Dice(seed)
     drawn = list(Mode)[seed % len(Mode)]
-    tables = _tables(dice, mode or drawn, seed)
+    tables = _tables(dice, mode or drawn, seed) | {"algorithm": _algorithm(_Dice(mix(seed, stable_int("algorithm"))))}
     if dice.chance(0.02):
         return _fatal_world(seed, tables)
     tasks, pools = list(tables["tasks"]), list(tables["pools"])
@@ -129,6 +130,14 @@ def _tables(dice: _Dice, mode: Mode, seed: int) -> dict[str, Any]:
             "stall_report_s": 60.0,
         },
         "sim": _sim(dice, tasks),
+    }
+
+
+def _algorithm(dice: _Dice) -> dict[str, Any]:
+    """Drawn from dice of its own, so that the rest of a world does not depend on it."""
+    return {
+        "advantage": dice.one_of(*(kind.value for kind in AdvantageKind)),
+        "filter_zero_variance": dice.chance(0.2),
     }
 
 

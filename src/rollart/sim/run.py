@@ -140,6 +140,7 @@ def _trainer(scenario: Scenario, store: SimStore, checkpoints: SimCheckpoints) -
         "hardware": world.hardware_class(world.trainer.hardware, "sim.trainer.hardware"),
         "model": world.model_profile(),
         "ranks": world.trainer.ranks,
+        "epochs": scenario.config.algorithm.epochs,
         "push_gb_s": world.trainer.push_gb_s,
         "store": store,
         "checkpoints": checkpoints,

@@ -46,6 +46,7 @@ def _simpler_tables(tables: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]
             yield lambda t, task=task: _without_task(t, task)  # type: ignore[misc]
     for key, value in (("eval_every", 0), ("rolling_update", False), ("reward_workers", 1), ("alpha", 0)):
         yield lambda t, key=key, value=value: t.update({key: value})  # type: ignore[misc]
+    yield lambda t: t.update(algorithm={})
     for key in ("extra_groups", "extra_members"):
         yield lambda t, key=key: t["batch"].update({key: 0})  # type: ignore[misc]
     if tables["steps"] > 1:

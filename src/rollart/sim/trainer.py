@@ -47,6 +47,7 @@ class SimTrainer:
 
     hardware: Hardware    model: ModelProfile    ranks: int    store: WeightStore    push_gb_s: float
     checkpoints: SimCheckpoints | None = None       without, every `Save` is `SaveFailed`
+    epochs: int = 1                                 how often a batch is trained on
     save_s: float                                   by default weights and optimiser at 1 GB/s per rank
     """
 
@@ -54,6 +55,7 @@ class SimTrainer:
         self._model: ModelProfile = settings["model"]
         self._roofline = Roofline(settings["hardware"], self._model, settings["ranks"])
         self._store: WeightStore = settings["store"]
+        self._epochs: int = settings.get("epochs", 1)
         self._push_gb_s: float = settings["push_gb_s"]
         self._checkpoints: SimCheckpoints | None = settings.get("checkpoints")
         save_bytes = self._model.weight_bytes + _OPTIMIZER_BYTES_PER_PARAM * self._model.params
@@ -120,7 +122,7 @@ class SimTrainer:
             if command.claim in self._trained:
                 return 0.0
             tokens = _tokens(command)
-            return self._roofline.forward_s(tokens) + self._roofline.train_s(tokens)
+            return self._roofline.forward_s(tokens) + self._epochs * self._roofline.train_s(tokens)
         if isinstance(command, Save):
             return 0.0 if self._already_saved(command.version) or self._unsavable(command.version) else self._save_s
         if command.version in self._published or self._not_newer(command.version):

@@ -31,22 +31,26 @@ class FrozenLake:
         self._map = generate_random_map(size=self._size, p=self._ice, seed=prompt.seed)
         self._lake = FrozenLakeEnv(desc=self._map, is_slippery=False)
         self._position = int(self._lake.reset(seed=prompt.seed)[0])
-        return TextStep(f"{RULES}\n{self._picture()}")
+        return self._seen(f"{RULES}\n{self._picture()}")
 
     def step(self, action: str) -> TextStep:
         if self._lake is None:
             raise EnvironmentFault("step before reset: the lake has no map yet")
         move = next((DIRECTIONS[letter] for letter in action if letter in DIRECTIONS), None)
         if move is None:
-            return TextStep(f"{HINT}\n{self._picture()}")
+            return self._seen(f"{HINT}\n{self._picture()}")
         position, reward, done, _, _ = self._lake.step(move)
         self._position = int(position)
-        return TextStep(self._picture(), float(reward), bool(done))
+        return self._seen(self._picture(), float(reward), done=bool(done))
 
     def close(self) -> None:
         if self._lake is not None:
             self._lake.close()
             self._lake = None
+
+    def _seen(self, text: str, reward: float = 0.0, *, done: bool = False) -> TextStep:
+        """Where the agent stands is the state, whatever else it is told: all attempts at a prompt have the same map."""
+        return TextStep(text, reward, done, state=str(self._position))
 
     def _picture(self) -> str:
         """The map with the agent as `A`, one row per line."""

@@ -248,6 +248,8 @@ class Observed(msgspec.Struct, frozen=True, gc=False):
     `new_sequence`: the agent rewrote its history; `observation` is the whole new context.
     `truncated`: ended by a limit of the agent's own, which is its result.
     `artifact`: at the end of the episode, what the reward function needs to see.
+    `state`: the key of the state that the environment is in now (`types.trajectory.state_key`), where it knows better
+    than its observation tells; empty: the observation is the state.
     """
 
     episode: TrajectoryId
@@ -258,6 +260,7 @@ class Observed(msgspec.Struct, frozen=True, gc=False):
     truncated: bool = False
     new_sequence: bool = False
     artifact: bytes = b""
+    state: bytes = b""
 
 
 class EnvironmentFailed(msgspec.Struct, frozen=True, gc=False):
@@ -324,7 +327,7 @@ class RewardInfo(msgspec.Struct, frozen=True, gc=False):
 
 
 class Train(msgspec.Struct, frozen=True, gc=False):
-    """One optimiser step on a claimed batch; the weights become `version`."""
+    """Train on a claimed batch, in one optimiser step or several; the weights become `version`."""
 
     claim: ClaimId
     version: Version

@@ -1,6 +1,8 @@
 """Trajectories, groups and how they end."""
 
 import enum
+import hashlib
+from array import array
 from typing import Any
 
 import msgspec
@@ -95,6 +97,31 @@ class Ticket(msgspec.Struct, frozen=True):
         return Ticket(self.number, self.prompt, self.attempt + 1, self.failures + int(failed), next_member)
 
 
+STATE_BYTES = 8
+
+
+def state_key(seen: bytes) -> bytes:
+    """A key for the state of an environment, from what is seen of it: equal states have equal keys."""
+    return hashlib.blake2b(seen, digest_size=STATE_BYTES).digest()
+
+
+class StateKeys:
+    """Keys of states in order, in one buffer: ten thousand trajectories keep one per turn."""
+
+    __slots__ = ("_keys",)
+
+    def __init__(self) -> None:
+        self._keys = bytearray()
+
+    def append(self, seen: bytes) -> None:
+        """The next state, by what is seen of it."""
+        self._keys += state_key(seen)
+
+    def first(self, count: int) -> list[bytes]:
+        keys = bytes(self._keys[: count * STATE_BYTES])
+        return [keys[start : start + STATE_BYTES] for start in range(0, len(keys), STATE_BYTES)]
+
+
 class Trajectory:
     """The record of one attempt at one member of a group; owned by its EnvManager until it ends, then read only.
 
@@ -116,9 +143,11 @@ class Trajectory:
         "reward",
         "sequence",
         "sequences",
+        "states",
         "task",
         "truncated",
         "turn_rewards",
+        "turn_tokens",
         "turns",
     )
 
@@ -132,6 +161,7 @@ class Trajectory:
         task: str,
         purpose: Purpose,
         prompt: Prompt,
+        keeps_states: bool = False,
     ) -> None:
         self.id = id
         self.group = group
@@ -145,6 +175,10 @@ class Trajectory:
         self.sequences = [self.sequence]
         self.turns = 0
         self.turn_rewards: list[float] = []
+        self.turn_tokens = array("i")
+        """How many tokens each turn sampled: the only thing that says where a turn ends in the sequences."""
+        self.states = StateKeys() if keeps_states else None
+        """The state that each turn started in; None where no algorithm asks."""
         self.reward: float | None = None
         self.artifact: bytes = b""
         self.first_version: Version | None = None
@@ -163,16 +197,28 @@ class Trajectory:
         return sum(sequence.sampled for sequence in self.sequences)
 
 
+class Turn(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one turn sampled, how well it did, and what it earned."""
+
+    tokens: int
+    advantage: float = 0.0
+    """0 where the trainer computes it, from values of its own."""
+    reward: float = 0.0
+    """A reward for the episode as a whole is in that of the last turn."""
+
+
 class TrainSample(msgspec.Struct, frozen=True):
     """One trajectory of a batch, as the trainer gets it: by reference inside a process.
 
-    A masked sample takes part in nothing but its group's baseline, which is already in everybody's advantage.
+    The tokens of its turns, one after the other, are the sampled tokens of its sequences. A masked sample takes part in
+    nothing but its group's baseline, which is already in everybody's advantage.
     """
 
     trajectory: TrajectoryId
     group: GroupId
     task: str
     sequences: tuple[TokenSequence, ...]
-    advantage: float
+    turns: tuple[Turn, ...]
     reward: float
     masked: bool = False
+    truncated: bool = False

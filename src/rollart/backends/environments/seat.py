@@ -18,6 +18,7 @@ from rollart.ports.environment import TextEnvironment, TextStep
 from rollart.types.ids import TrajectoryId
 from rollart.types.messages import EnvironmentFailed, Observed, Reset, Step
 from rollart.types.tokens import Segment
+from rollart.types.trajectory import state_key
 
 logger = logging.getLogger(__name__)
 
@@ -137,6 +138,7 @@ class Seat:
             truncated=bool(step.truncated or (over and not step.done)),
             new_sequence=bool(step.fresh_context and turn > 0),
             artifact=step.artifact,
+            state=state_key(step.state.encode()) if step.state else b"",
         )
 
     def _close(self) -> None:
@@ -156,10 +158,13 @@ def _problem(step: object) -> str:
     observation: object = step.observation
     reward: object = step.reward
     artifact: object = step.artifact
+    state: object = step.state
     if not isinstance(observation, str):
         return f"the observation is a {type(observation).__name__}; it must be text"
     if isinstance(reward, bool) or not isinstance(reward, numbers.Real) or not math.isfinite(reward):
         return f"the reward is {reward!r}; it must be a finite number"
     if not isinstance(artifact, bytes):
         return f"the artifact is a {type(artifact).__name__}; it must be bytes"
+    if not isinstance(state, str):
+        return f"the state is a {type(state).__name__}; it must be text"
     return ""

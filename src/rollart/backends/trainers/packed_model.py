@@ -32,6 +32,8 @@ class Scores(NamedTuple):
 
     logprobs: torch.Tensor
     entropy: torch.Tensor | None = None
+    hidden: torch.Tensor | None = None
+    """(action tokens, width): the state from which each was predicted, as the output head sees it."""
 
 
 class Row(NamedTuple):
@@ -65,15 +67,31 @@ class PackedModel:
         if gradient_checkpointing:
             _checkpoint_layers(model)
 
-    def scores(self, batch: MicroBatch, *, entropy: bool = False) -> Scores:
-        """Log-probabilities at the temperature of the engines, and on request the entropy, both with their gradient."""
+    def scores(self, batch: MicroBatch, *, entropy: bool = False, hidden: bool = False) -> Scores:
+        """Log-probabilities at the temperature of the engines, and what is asked for, all with their gradient."""
         row = pack_row(batch, self.model.device)
-        logits = self.logits(row)
+        seen: torch.Tensor | None = None
+        if hidden:
+            logits, seen = self._with_hidden(row)
+        else:
+            logits = self.logits(row)
         logprobs = token_logprobs(logits, row.targets, self._temperature)
-        if not entropy:
-            return Scores(logprobs)
-        every = torch.log_softmax(logits.float() / self._temperature, dim=-1)
-        return Scores(logprobs, -(every.exp() * every).sum(-1))
+        spread: torch.Tensor | None = None
+        if entropy:
+            every = torch.log_softmax(logits.float() / self._temperature, dim=-1)
+            spread = -(every.exp() * every).sum(-1)
+        return Scores(logprobs, spread, seen)
+
+    def _with_hidden(self, row: Row) -> tuple[torch.Tensor, torch.Tensor]:
+        """Whatever the model is, its output head sees the positions that are kept, and nothing else."""
+        seen: list[torch.Tensor] = []
+        head = self.model.get_output_embeddings()
+        handle = head.register_forward_pre_hook(lambda _head, inputs: seen.append(inputs[0][0]))
+        try:
+            logits = self.logits(row)
+        finally:
+            handle.remove()
+        return logits, seen[0]
 
     def logits(self, row: Row) -> torch.Tensor:
         """(action tokens, vocabulary)."""
@@ -170,7 +188,8 @@ def _probe(vocabulary: int) -> MicroBatch:
                 sources=actions - 1,
                 targets=tokens[actions],
                 behaviour=np.zeros(actions.size, dtype=np.float32),
-                advantage=0.0,
+                turns=np.zeros(actions.size, dtype=np.int64),
+                advantages=np.zeros(actions.size, dtype=np.float32),
             )
         )
     (batch,) = micro_batches(rows, 1024)

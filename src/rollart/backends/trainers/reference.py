@@ -11,14 +11,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from pydantic import Field
+from numpy.typing import NDArray
 
 from rollart.algo.loss import policy_loss
 from rollart.algo.metrics import Metrics
 from rollart.algo.packed import PackedBatch
 from rollart.backends.models import build_model, token_logprobs
-from rollart.backends.trainers.packing import Untrainable
+from rollart.backends.trainers.packing import Untrainable, turn_advantages, turns_of
 from rollart.backends.trainers.worker import TrainerWorker, TrainerWorkerSettings
 from rollart.config.algorithm import LossSettings
 from rollart.types.messages import Train
@@ -27,7 +28,6 @@ from rollart.types.trajectory import TrainSample
 
 
 class ReferenceTrainerSettings(TrainerWorkerSettings):
-    clip: float = Field(default=0.2, gt=0, le=1)
     dtype: str = "float32"
 
 
@@ -38,7 +38,8 @@ class _Sequence(NamedTuple):
     targets: torch.Tensor
     mask: torch.Tensor
     behaviour: torch.Tensor
-    advantage: float
+    advantages: torch.Tensor
+    """0 where `targets` are no actions."""
 
 
 class ReferenceTrainer(TrainerWorker):
@@ -56,14 +57,14 @@ class ReferenceTrainer(TrainerWorker):
 
     def _sequences(self, samples: Sequence[TrainSample]) -> list[_Sequence]:
         return [
-            self._sequence(sample, sequence)
+            self._sequence(sample, sequence, turn_advantages(sample)[turns])
             for sample in samples
             if not sample.masked
-            for sequence in sample.sequences
+            for sequence, turns in zip(sample.sequences, turns_of(sample), strict=True)
             if sequence.sampled
         ]
 
-    def _sequence(self, sample: TrainSample, sequence: TokenSequence) -> _Sequence:
+    def _sequence(self, sample: TrainSample, sequence: TokenSequence, of_actions: NDArray[np.float32]) -> _Sequence:
         device = self._model.device
         try:
             tokens = sequence.whole().ids()
@@ -75,30 +76,32 @@ class ReferenceTrainer(TrainerWorker):
                 f"trajectory {sample.trajectory} has tokens from {tokens.min()} to {tokens.max()}, "
                 f"but the vocabulary has {self._vocabulary}: check the codec"
             )
+        mask = sequence.action_mask()
+        advantages = np.zeros(sequence.length, dtype=np.float32)
+        advantages[mask] = of_actions
         ids = torch.tensor(tokens, dtype=torch.long, device=device)
         return _Sequence(
             inputs=ids[:-1],
             targets=ids[1:],
-            mask=torch.tensor(sequence.action_mask()[1:], device=device),
+            mask=torch.tensor(mask[1:], device=device),
             behaviour=torch.tensor(behaviour[1:], device=device),
-            advantage=sample.advantage,
+            advantages=torch.tensor(advantages[1:], device=device),
         )
 
     def _optimise(self, sequences: list[_Sequence]) -> dict[str, float]:
         """One step. The gradient is that of the mean over all action tokens, added up sequence by sequence."""
         tokens = sum(int(sequence.mask.sum()) for sequence in sequences)
-        settings = LossSettings(clip_low=self._settings.clip, clip_high=self._settings.clip)
         metrics = Metrics()
         self._optimizer.zero_grad(set_to_none=True)
         for sequence in sequences:
             logits = self._model(sequence.inputs.unsqueeze(0), use_cache=False).logits[0]
             logprobs = token_logprobs(logits, sequence.targets, self._settings.temperature)[sequence.mask]
             part, measured = policy_loss(
-                settings,
+                LossSettings(),
                 PackedBatch(
                     logprobs=logprobs,
                     behaviour=sequence.behaviour[sequence.mask],
-                    advantages=torch.full_like(logprobs, sequence.advantage, requires_grad=False),
+                    advantages=sequence.advantages[sequence.mask],
                     sequence=torch.zeros_like(logprobs, dtype=torch.int64),
                     sequences=1,
                     total_tokens=tokens,

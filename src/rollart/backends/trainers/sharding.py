@@ -11,7 +11,7 @@ Everything here is for all ranks at once: one that is not called while the other
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rollart.algo.metrics import Metrics
 from rollart.backends.stores.tensors import memory_of
+
+T = TypeVar("T")
 
 
 def shard(model: Any, mesh: DeviceMesh, compute: torch.dtype) -> None:
@@ -75,6 +77,19 @@ def over_ranks(metrics: Metrics) -> Metrics:
     for sums, maxima in told:
         total = total + Metrics(_tensors(sums), _tensors(maxima))
     return total
+
+
+def gathered(found: Mapping[int, T]) -> dict[int, T]:
+    """What all ranks have found, each something else."""
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, dict(found))
+    return {key: value for each in told for key, value in each.items()}
+
+
+def add_up(tensors: Iterable[torch.Tensor]) -> None:
+    """Make each the sum over the ranks."""
+    for tensor in tensors:
+        dist.all_reduce(tensor)
 
 
 def _tensors(values: Mapping[str, float]) -> dict[str, torch.Tensor]:

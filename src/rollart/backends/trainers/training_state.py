@@ -8,6 +8,7 @@ What holds: bytes are those of the tensors, so training goes on as if it had nev
     model.safetensors       its weights; tensors that share their memory are there once
     optimizer.safetensors   AdamW's state, `<parameter>/<field>`: exp_avg, exp_avg_sq, step
     random.safetensors      the default generators: cpu, and cuda where the model is there
+    critic.safetensors      where there is one: the value head and its optimiser
 
 A trainer that does not train the model itself has another `Layout` for the first and the third (`lora`).
 """
@@ -33,6 +34,8 @@ OPTIMIZER = "optimizer.safetensors"
 RANDOM = "random.safetensors"
 GENERATION = "generation_config.json"
 SOURCE_FILES = (GENERATION, *TOKENIZER_FILES)
+
+_OF_OPTIMIZER = "optimizer/"
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -96,6 +99,22 @@ def restore(checkpoint: Checkpoint, layout: Layout, model: Any, optimizer: torch
             tensor.copy_(part(saved[name], like=tensor))
     _unflatten(_read(checkpoint.file(OPTIMIZER)), checkpoint.folder, model, optimizer)
     _set_random_state(_read(checkpoint.file(RANDOM)), model.device)
+
+
+def module_state(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> bytes:
+    """A module that is trained beside the model and its optimiser, as one file."""
+    return _packed({**module.state_dict(), **{_OF_OPTIMIZER + key: v for key, v in moments(module, optimizer).items()}})
+
+
+def restore_module(path: Path, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Make these what they were."""
+    saved = _read(path)
+    flat = {key.removeprefix(_OF_OPTIMIZER): saved.pop(key) for key in list(saved) if key.startswith(_OF_OPTIMIZER)}
+    try:
+        module.load_state_dict(saved)
+    except RuntimeError as error:
+        raise RequestError(f"{path} is not of this model: {error}. Give another folder for checkpoints.") from error
+    _unflatten(flat, path.parent, module, optimizer)
 
 
 def _packed(tensors: Tensors, metadata: dict[str, str] | None = None) -> bytes:

@@ -11,8 +11,9 @@ What holds:
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,7 @@ class TrainerWorker(ABC):
 
     @abstractmethod
     def _step(self, train: Train) -> dict[str, float]:
-        """One optimiser step and its metrics; raises `Untrainable` with the weights as they were."""
+        """All optimiser steps of a claim, and their metrics; raises `Untrainable` with the weights as they were."""
 
     def _snapshot(self) -> Mapping[str, torch.Tensor]:
         """The weights that are published, under the names and in the types that engines get."""
@@ -172,6 +173,10 @@ class TrainerWorker(ABC):
         training_state.restore(checkpoint, self._layout, self._model, self._optimizer)
         self._skipped = int(checkpoint.facts["skipped"])
         self._version = self._name = self._saved = checkpoint.version
+
+    def _extra_files(self) -> Iterable[tuple[str, bytes]]:
+        """Files of a checkpoint besides those of the model and its optimiser."""
+        return ()
 
     # --- commands
 
@@ -226,12 +231,15 @@ class TrainerWorker(ABC):
             return Saved(version)  # a doubled command
         if version != self._name:
             return SaveFailed(version, f"the weights are those of {self._name}, and only those can be saved")
-        files = training_state.files(
-            self._layout,
-            self._source_files,
-            self._model.device,
-            weights=self._weights_to_save,
-            moments=self._moments_to_save,
+        files = chain(
+            training_state.files(
+                self._layout,
+                self._source_files,
+                self._model.device,
+                weights=self._weights_to_save,
+                moments=self._moments_to_save,
+            ),
+            self._extra_files(),
         )
         try:
             self._checkpoints.save(version, files, self._facts())
