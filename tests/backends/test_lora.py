@@ -250,7 +250,8 @@ def test_an_engine_serves_the_logits_of_the_merged_model(trainer):
     store = MemoryStore()
     driver, serving = trainer(store), engine(store)
     first = published(driver, Version(0, 0))
-    serving.ask(Stage(first), Update(first.version))
+    serving.ask(Stage(first))
+    serving.ask(Update(first.version))
     for step in (1, 2):
         train(driver, step)
         version = Version(0, step)

@@ -107,6 +107,23 @@ def test_steps_are_those_of_one_process(trainer, count, options):
 
 
 @quickly
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"epochs": 2, "minibatches": 2, "token_budget": 40, "loss": {"correction": {"kind": "truncate"}}},
+        {"critic": {"value_learning_rate": 1e-2}, "token_budget": 60},
+        {"critic": {"value_learning_rate": 1e-2, "whiten": True}, "minibatches": 2},
+    ],
+    ids=["steps", "critic", "both"],
+)
+def test_claims_of_several_steps_and_with_a_critic_are_too(trainer, options):
+    one, many = trainer(1, **options), trainer(2, **options)
+    for step, batch in enumerate([samples(1), samples(2), samples(3)[4:5], samples(4)], 1):
+        agree(train(one, step, batch), train(many, step, batch))
+        assert distance(weights(one), weights(many)) <= CLOSE
+
+
+@quickly
 def test_bfloat16_layers_have_float32_weights(trainer):
     """Numbers of bfloat16 differ by its rounding; what is trained and published is of the same kind."""
     store = MemoryStore()

@@ -25,7 +25,7 @@ from rollart.types.messages import (
     TurnUsage,
 )
 from rollart.types.tokens import EMPTY, NOTHING, Generated, Segment, TokenSequence, VersionRun
-from rollart.types.trajectory import Prompt, TrainSample
+from rollart.types.trajectory import Prompt, TrainSample, Turn
 from rollart.types.versions import Version
 from rollart.types.weights import Manifest, TensorEntry, WeightKind
 
