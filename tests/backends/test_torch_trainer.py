@@ -14,8 +14,8 @@ from rollart.backends.models import build_model
 from rollart.backends.stores.memory import MemoryStore
 from rollart.backends.stores.tensors import unpack
 from rollart.backends.trainers.reference import ReferenceTrainer
-from rollart.backends.trainers.schedule import Schedule
 from rollart.backends.trainers.torch_trainer import TorchTrainer
+from rollart.config.training import Schedule
 from rollart.types.messages import Publish, Published, Save, Saved, Train, Trained, TrainerFailed
 from rollart.types.trajectory import TrainSample, Turn
 from rollart.types.versions import Version

@@ -9,11 +9,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rollart.backends.engines.checkpoint_config import read_shape
 from rollart.backends.stores.folder import FolderStore
 from rollart.backends.stores.shared import SharedMemoryStore
-from rollart.config.schema import RunConfig
+from rollart.config.schema import PoolSettings, RunConfig
 from rollart.control.environments import POOL as ENVIRONMENTS
 from rollart.control.fleet import WorkerSpec
 from rollart.control.pipeline import Parts
@@ -27,12 +28,18 @@ from rollart.tasks.prompts import SeedPrompts
 from rollart.types.errors import ConfigError, RequestError
 from rollart.types.messages import Role
 
-ENGINE = "rollart.backends.engines.reference:ReferenceEngine"
+ENGINES = {
+    "torch": "rollart.backends.engines.torch_engine:TorchEngine",
+    "vllm": "rollart.backends.engines.vllm:VllmEngine",
+    "reference": "rollart.backends.engines.reference:ReferenceEngine",
+}
 TRAINER_FACTORY = "rollart.backends.trainers.torch_trainer:TorchTrainer"
 ENVIRONMENT_HOST = "rollart.backends.environments.host:EnvironmentHost"
 REWARD_HOST = "rollart.backends.rewards.host:RewardHost"
 
 
+MAX_PROGRESS_INTERVAL_S = 1.0
+"""What an engine sampled since it last told is lost with it."""
 LARGEST_NUMBER_BYTES = 4
 TENSOR_ENTRY_BYTES = 512
 """What a tensor takes in the manifest, and more."""
@@ -57,6 +64,12 @@ def check_real(config: RunConfig) -> None:
         size = config.model.get("config", {}).get("vocab_size")
         if not isinstance(size, int) or size < vocabulary:
             raise ConfigError("model.config.vocab_size", f"is {size}; the codec {config.codec} needs {vocabulary}")
+    for name, pool in config.pools.items():
+        if pool.engine == "torch":
+            try:
+                read_shape(config.model)
+            except RequestError as error:
+                raise ConfigError(f"pools.{name}.engine", f"torch cannot serve this model: {error}") from error
     temperatures = {task.temperature for task in config.tasks.values()}
     if len(temperatures) > 1:
         raise ConfigError("tasks", f"all tasks of a run sample at one temperature, not at {sorted(temperatures)}")
@@ -104,16 +117,34 @@ def process_store(config: RunConfig, folder: Path) -> Iterator[WeightStore]:
 
 
 def _engines(config: RunConfig, store: WeightStore) -> list[WorkerSpec]:
-    settings = {
+    shared = {
         "model": config.model,
         "store": store,
         "max_context": max(task.max_context for task in config.tasks.values()),
+        "progress_interval_s": min(MAX_PROGRESS_INTERVAL_S, config.deadlines.engine_silent_s / 4),
     }
     return [
-        WorkerSpec(f"engine/{name}/{index}", Role.ENGINE, name, ENGINE, settings, pool.hardware or name)
+        WorkerSpec(
+            f"engine/{name}/{index}",
+            Role.ENGINE,
+            name,
+            ENGINES[pool.engine],
+            shared | _engine_settings(pool),
+            pool.hardware or name,
+        )
         for name, pool in config.pools.items()
         for index in range(pool.engines)
     ]
+
+
+def _engine_settings(pool: PoolSettings) -> dict[str, Any]:
+    match pool.engine:
+        case "torch":
+            return {"slots": pool.slots, "kv_mib": pool.kv_mib, "dtype": pool.dtype, "device": pool.device}
+        case "vllm":
+            return {"slots": pool.slots, "dtype": pool.dtype, "arguments": pool.vllm}
+        case _:
+            return {"slots": pool.slots}
 
 
 def _environments(config: RunConfig) -> list[WorkerSpec]:

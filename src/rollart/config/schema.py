@@ -10,6 +10,7 @@ from rollart.config.algorithm import AlgorithmSettings
 from rollart.config.base import Strict
 from rollart.config.modes import MODES, Mode, ModeSettings
 from rollart.config.suggest import did_you_mean
+from rollart.config.training import TrainerSettings
 from rollart.types.errors import ConfigError
 from rollart.types.trajectory import StaleTreatment
 
@@ -73,13 +74,17 @@ class PoolSettings(Strict):
     engines: Positive = 1
     hardware: str = ""
     """The class; the pool's name unless given."""
-
-
-class TrainerSettings(Strict):
-    """The optimiser, where it matters to a user."""
-
-    learning_rate: PositiveReal = 1e-3
-    max_grad_norm: PositiveReal = 1.0
+    engine: Literal["torch", "vllm", "reference"] = "torch"
+    """What generates (real runs). `reference` is slow and simple, to compare with."""
+    slots: Positive = 64
+    """Requests that an engine serves at once."""
+    kv_mib: PositiveReal = 256.0
+    """Memory for keys and values, of the torch engine."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = "cpu"
+    """Of the torch engine."""
+    vllm: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of vLLM's `AsyncEngineArgs`."""
 
 
 class Deadlines(Strict):

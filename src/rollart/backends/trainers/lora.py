@@ -13,16 +13,15 @@ What holds:
 
 import hashlib
 import json
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import Field
 
 from rollart.backends.models import ModelSetting, seeded
 from rollart.backends.stores.adapters import A, B, Tensors, merge_now
 from rollart.backends.trainers.sharding import whole
 from rollart.backends.trainers.training_state import Layout
-from rollart.config.base import Strict
+from rollart.config.training import LoraSettings
 from rollart.types.errors import RequestError
 
 CONFIG = "adapter_config.json"
@@ -30,15 +29,6 @@ FACTORS = "adapter_model.safetensors"
 NAME = "default"
 PREFIX = "base_model.model."
 """Of names in PEFT's files."""
-
-
-class LoraSettings(Strict):
-    rank: int = Field(default=16, ge=1)
-    alpha: float = Field(default=32.0, gt=0)
-    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
-    """The linear layers that get factors, by the ends of their names; `all-linear` is all but the output head."""
-    publish: Literal["adapter", "merged"] = "adapter"
-    """What engines get: the factors, or all weights with the factors in them."""
 
 
 class Adapter:

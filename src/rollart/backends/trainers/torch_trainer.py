@@ -43,15 +43,15 @@ from rollart.backends.trainers.checkpoint import Checkpoint
 from rollart.backends.trainers.critic import Critic
 from rollart.backends.trainers.dealing import deal, shortest
 from rollart.backends.trainers.look_ahead import Claim, claim_of, look_ahead
-from rollart.backends.trainers.lora import Adapter, LoraSettings
+from rollart.backends.trainers.lora import Adapter
 from rollart.backends.trainers.packed_model import PackedModel
 from rollart.backends.trainers.packing import Item, MicroBatch, Untrainable, mini_batches
 from rollart.backends.trainers.publishing import Snapshot
 from rollart.backends.trainers.ranks import Member, Ranks
-from rollart.backends.trainers.schedule import Schedule
 from rollart.backends.trainers.sharding import clip, over_ranks, shard, whole
 from rollart.backends.trainers.worker import TrainerWorker, TrainerWorkerSettings
 from rollart.config.algorithm import CorrectionKind, CriticSettings, LossSettings
+from rollart.config.training import LoraSettings, Schedule
 from rollart.ports.worker import Advance
 from rollart.types.errors import RequestError
 from rollart.types.messages import Train

@@ -1,15 +1,20 @@
-"""The learning rate as a function of the steps made so far: there is no state to save but their number."""
+"""How a trainer trains, where it matters to a user: optimiser, precision, processes. Imports without torch."""
 
 import math
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rollart.config.base import Strict
 
+PositiveReal = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
 
 class Schedule(Strict):
-    """How the learning rate goes. Steps that were skipped do not count."""
+    """The learning rate as a function of the steps made so far: there is no state to save but their number.
+
+    Steps that were skipped do not count.
+    """
 
     kind: Literal["constant", "cosine"] = "constant"
     warmup_steps: int = Field(default=0, ge=0)
@@ -40,3 +45,32 @@ class Schedule(Strict):
             return 1.0
         gone = min(1.0, (steps - self.warmup_steps) / (self.total_steps - self.warmup_steps))
         return self.final_share + (1.0 - self.final_share) * (1.0 + math.cos(math.pi * gone)) / 2
+
+
+class LoraSettings(Strict):
+    """Factors beside the linear layers are trained instead of the model."""
+
+    rank: int = Field(default=16, ge=1)
+    alpha: PositiveReal = 32.0
+    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """The linear layers that get factors, by the ends of their names; `all-linear` is all but the output head."""
+    publish: Literal["adapter", "merged"] = "adapter"
+    """What engines get: the factors, or all weights with the factors in them."""
+
+
+class TrainerSettings(Strict):
+    """The `[trainer]` of a run."""
+
+    learning_rate: PositiveReal = 1e-3
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    max_grad_norm: PositiveReal = 1.0
+    schedule: Schedule = Schedule()
+    token_budget: int = Field(default=2048, ge=1)
+    """Tokens of one forward and backward pass; memory grows with it, the result does not depend on it."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """In which layers are computed and weights are published."""
+    device: str = "cpu"
+    gradient_checkpointing: bool = False
+    ranks: int = Field(default=1, ge=1)
+    """Over so many processes weights, gradients and optimiser are cut (FSDP2); on `cuda` each has a GPU of its own."""
+    lora: LoraSettings | None = None
