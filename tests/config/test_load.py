@@ -113,7 +113,7 @@ def test_an_assignment_cannot_go_through_a_value(bad: str, path: str) -> None:
         ("deadlines.turns=3", "deadlines.turns", "turn_s"),
         ("tasks.maze.sahre=3", "tasks.maze.sahre", "share"),
         ("tasks.maze.Max_Turns=3", "tasks.maze.Max_Turns", "max_turns"),
-        ("pools.local.enginez=3", "pools.local.enginez", "engines"),
+        ("pools.local.hardwar=3", "pools.local.hardwar", "hardware"),
         ("trainer.lerning_rate=3", "trainer.lerning_rate", "learning_rate"),
     ],
 )
