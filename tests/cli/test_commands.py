@@ -405,3 +405,12 @@ def test_a_config_is_refused_before_torch_is_imported(words: list[str], tmp_path
     assert "stepps: unknown key (did you mean steps?)" in done.stderr
     assert done.stdout == "[]\n"
     assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
+
+
+def test_a_dry_run_shows_config_and_placement_and_starts_nothing(rollart: Command, tmp_path: Path) -> None:
+    done = rollart("train", "--dry-run", "--set", "steps=7", "--set", "pools.fast.engines=2")
+    assert done.code == 0, done.err
+    assert '"steps": 7' in done.out
+    assert "2 engine" in done.out
+    assert "turns on local, then fast" in done.out
+    assert not list(tmp_path.iterdir())

@@ -85,12 +85,7 @@ def real_parts(
     return Parts(
         runtime=runtime,
         sink=sink,
-        workers=[
-            *_engines(config, store),
-            *_environments(config),
-            *_rewards(config),
-            _trainer(config, store, checkpoints),
-        ],
+        workers=worker_specs(config, store, checkpoints),
         prompts={
             name: SeedPrompts(name, task.prompts[0], task.prompts[1] - task.prompts[0], shuffle_seed=config.seed)
             for name, task in config.tasks.items()
@@ -101,6 +96,16 @@ def real_parts(
         },
         stop_tokens=codec.stop_tokens,
     )
+
+
+def worker_specs(config: RunConfig, store: WeightStore | None, checkpoints: Path | None) -> list[WorkerSpec]:
+    """All workers of a run; without a store only to be looked at."""
+    return [
+        *_engines(config, store),
+        *_environments(config),
+        *_rewards(config),
+        _trainer(config, store, checkpoints),
+    ]
 
 
 @contextmanager
@@ -116,7 +121,7 @@ def process_store(config: RunConfig, folder: Path) -> Iterator[WeightStore]:
         yield store
 
 
-def _engines(config: RunConfig, store: WeightStore) -> list[WorkerSpec]:
+def _engines(config: RunConfig, store: WeightStore | None) -> list[WorkerSpec]:
     shared = {
         "model": config.model,
         "store": store,
@@ -179,7 +184,7 @@ def _rewards(config: RunConfig) -> list[WorkerSpec]:
     ]
 
 
-def _trainer(config: RunConfig, store: WeightStore, checkpoints: Path | None) -> WorkerSpec:
+def _trainer(config: RunConfig, store: WeightStore | None, checkpoints: Path | None) -> WorkerSpec:
     algorithm = config.algorithm
     settings = {
         "model": config.model,

@@ -7,6 +7,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from rollart.config.schema import RunConfig
+from rollart.control.fleet import WorkerSpec
 from rollart.observe.report import Report
 
 
@@ -19,6 +21,32 @@ def show_report(console: Console, report: Report) -> None:
     console.print(_figures(report))
     console.print(_pools(report))
     console.print(_counts(report))
+
+
+def show_plan(console: Console, config: RunConfig, workers: Sequence[WorkerSpec]) -> None:
+    """What a run would do: its config with all defaults, and what goes where."""
+    console.print_json(config.model_dump_json(exclude_defaults=False))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("workers", "pool", "hardware", "what it is"):
+        table.add_column(column)
+    for (role, pool, hardware, factory), names in _alike(workers).items():
+        table.add_row(f"{len(names)} {role}", pool, hardware or "any", factory.partition(":")[2])
+    console.print(table)
+    for task, settings in config.tasks.items():
+        classes = [*([settings.hardware] if settings.hardware else []), *config.fallback_of(task)]
+        console.print(
+            f"{task}: {config.groups_per_batch()[task]} of {config.groups} groups of {config.batch.group_size}, "
+            f"{settings.environments} environments, turns on {', then '.join(classes) or 'any engine'}",
+            highlight=False,
+        )
+
+
+def _alike(workers: Sequence[WorkerSpec]) -> dict[tuple[str, str, str, str], list[str]]:
+    alike: dict[tuple[str, str, str, str], list[str]] = {}
+    for worker in workers:
+        key = (worker.role.value, worker.pool, worker.hardware, worker.factory)
+        alike.setdefault(key, []).append(worker.name)
+    return alike
 
 
 def show_waste(console: Console, report: Report) -> None:

@@ -15,9 +15,10 @@ import msgspec
 import typer
 from rich.console import Console
 
-from rollart.cli.compose import check_real, process_store, real_parts
+from rollart.cli.compose import check_real, process_store, real_parts, worker_specs
 from rollart.cli.progress import Narrator
-from rollart.cli.render import show_report
+from rollart.cli.render import show_plan, show_report
+from rollart.cli.view import LiveView
 from rollart.config.load import check, load_toml, override
 from rollart.config.schema import RunConfig
 from rollart.control.pipeline import run_pipeline
@@ -25,6 +26,7 @@ from rollart.observe.journal import SqliteJournal, digest, fold_journal, read_jo
 from rollart.observe.metrics import MetricsSink
 from rollart.policy.lineage import replay
 from rollart.ports.runtime import Runtime
+from rollart.ports.sink import EventSink
 from rollart.ports.weights import WeightStore
 from rollart.types.errors import InvariantBroken, RequestError, RunError
 from rollart.types.snapshot import RunState
@@ -52,6 +54,7 @@ def train(
     runtime: Annotated[
         RuntimeKind, typer.Option(help="Workers as threads of this process (inline) or as processes (ray).")
     ] = RuntimeKind.INLINE,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the resolved config and what goes where.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout and nothing else.")] = False,
 ) -> None:
     """Train for real, on this machine.
@@ -63,10 +66,16 @@ def train(
         if config is not None or out is not None:
             raise RequestError("--resume takes the config and the folder of the run; leave CONFIG and --out away")
         checked, folder, state = _resumed(resume, list(set_ or []))
+        if dry_run:
+            show_plan(Console(), checked, worker_specs(checked, None, None))
+            return
     else:
         tables = load_toml(config) if config is not None else load_toml(_preset())
         checked, state = check(RunConfig, override(tables, list(set_ or []))), None
         check_real(checked)
+        if dry_run:
+            show_plan(Console(), checked, worker_specs(checked, None, None))
+            return
         folder = _new_folder(out, checked.name)
         (folder / CONFIG).write_text(checked.model_dump_json(indent=2) + "\n", encoding="utf-8")
     _say(f"run folder: {folder}")
@@ -130,8 +139,13 @@ def _hosts(kind: RuntimeKind, config: RunConfig, folder: Path) -> Iterator[tuple
 
 
 async def _run(config: RunConfig, folder: Path, state: RunState | None, runtime: Runtime, store: WeightStore) -> None:
-    journal = SqliteJournal(folder / JOURNAL, config.journal_mb * 10**6)
-    sink = Narrator(MetricsSink(journal, folder), _say, config.steps)
+    journal = MetricsSink(SqliteJournal(folder / JOURNAL, config.journal_mb * 10**6), folder)
+    console = Console(stderr=True)
+    sink: EventSink
+    if console.is_terminal:
+        sink = LiveView(journal, console, config.name, config.steps)
+    else:
+        sink = Narrator(journal, _say, config.steps)
     await run_pipeline(config, real_parts(config, runtime, sink, store, folder / "checkpoints"), state)
 
 
