@@ -109,13 +109,40 @@ class EnvManager:
                 self._pending.set_exception(self._stop)
 
     async def run(self) -> None:
-        """From reset to the one outcome."""
+        """From reset to the one outcome: play until the environment or a limit of the agent's own ends it, then reward.
+
+        All of it in one coroutine, because every turn wakes it twice, through whatever coroutines await each other.
+        """
+        trajectory, settings, stage = self.trajectory, self._settings, self._stage
+        environments, slot, barrier = stage.environments, self.slot, self._barrier
         outcome, cause = Outcome.CANCELLED, "the run ended"
         fault: str | None = None
         try:
-            if self._barrier is not None:
-                self._barrier.join(self.trajectory.id)
-            truncated = await self._episode()
+            if barrier is not None:
+                barrier.join(trajectory.id)
+            answer = environments.reset(slot, trajectory)
+            observed = await self._expect_environment(answer, "reset", settings.reset_deadline_s)
+            self._arrived()
+            self._take(observed)
+            while not observed.done:
+                if trajectory.sequence.length >= settings.max_context or trajectory.turns >= settings.max_turns:
+                    truncated = True
+                    break
+                if barrier is not None:
+                    await self._at_barrier(barrier)
+                stage.check_bound(trajectory)
+                result = await self._ask_turn()
+                self._arrived()
+                self._take_turn(result)
+                if barrier is not None:
+                    await self._at_barrier(barrier)
+                answer = environments.step(slot, trajectory, result.generated.tokens)
+                observed = await self._expect_environment(answer, "step", settings.step_deadline_s)
+                self._arrived()
+                self._take(observed)
+            else:
+                stage.check_bound(trajectory)
+                truncated = observed.truncated
             self._leave_environment(None)
             await self._reward(truncated)
             if self._stop is not None:
@@ -134,35 +161,9 @@ class EnvManager:
         finally:
             self._arrived()
             self._leave_environment(fault)
-            self._stage.rewards.forget(self.trajectory)
-            self.trajectory.outcome = outcome
-            self._stage.ended(self, outcome, cause)
-
-    async def _episode(self) -> bool:
-        """Play until the environment or a limit of the agent's own ends it; True for the latter."""
-        trajectory, settings, stage = self.trajectory, self._settings, self._stage
-        environments, slot = stage.environments, self.slot
-        answer = environments.reset(slot, trajectory)
-        observed = await self._expect_environment(answer, "reset", settings.reset_deadline_s)
-        self._arrived()
-        self._take(observed)
-        while not observed.done:
-            if trajectory.sequence.length >= settings.max_context or trajectory.turns >= settings.max_turns:
-                return True
-            if self._barrier is not None:
-                await self._at_barrier(self._barrier)
-            stage.check_bound(trajectory)
-            result = await self._ask_turn()
-            self._arrived()
-            self._take_turn(result)
-            if self._barrier is not None:
-                await self._at_barrier(self._barrier)
-            answer = environments.step(slot, trajectory, result.generated.tokens)
-            observed = await self._expect_environment(answer, "step", settings.step_deadline_s)
-            self._arrived()
-            self._take(observed)
-        stage.check_bound(trajectory)
-        return observed.truncated
+            stage.rewards.forget(trajectory)
+            trajectory.outcome = outcome
+            stage.ended(self, outcome, cause)
 
     def _expect_environment(
         self, future: "asyncio.Future[Observed]", what: str, seconds: float

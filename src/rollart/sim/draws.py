@@ -7,7 +7,7 @@ two runs over the same scenario see the same workload, whatever else differs bet
 import hashlib
 import math
 from collections.abc import Callable
-from statistics import NormalDist
+from statistics import _normal_dist_inv_cdf  # type: ignore[attr-defined]  # what `NormalDist.inv_cdf` calls
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -17,10 +17,14 @@ from rollart.config.base import Strict
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _UNIT = 2.0**-52
-_standard_normal = NormalDist().inv_cdf
 
 KeyedDraw = Callable[[int, int], float]
 """`draw(key, index)`: the value of that index in the stream of that key."""
+
+
+def _standard_normal(share: float) -> float:
+    quantile: float = _normal_dist_inv_cdf(share, 0.0, 1.0)
+    return quantile
 
 
 def mix(seed: int, *key: int) -> int:
@@ -148,14 +152,14 @@ class Distribution(Strict):
 
     def _keyed_lognormal(self) -> KeyedDraw:
         """As the general case, with everything written out: nearly all that is drawn in a large run is lognormal."""
-        mu, sigma, exp, normal = self._mu(), _given(self.sigma), math.exp, _standard_normal
+        mu, sigma, exp, quantile = self._mu(), _given(self.sigma), math.exp, _normal_dist_inv_cdf
         low, high = self.min, math.inf if self.max is None else self.max
 
         def draw(key: int, index: int) -> float:
             state = ((key & _MASK) + (index + 1) * _GOLDEN) & _MASK
             state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
             state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
-            value = exp(mu + sigma * normal((((state ^ (state >> 31)) >> 12) + 0.5) * _UNIT))
+            value = exp(mu + sigma * quantile((((state ^ (state >> 31)) >> 12) + 0.5) * _UNIT, 0.0, 1.0))
             return low if value < low else high if value > high else value
 
         return draw
