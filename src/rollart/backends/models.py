@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.utils import logging as transformers_logging
 
 from rollart.types.errors import RequestError
 
@@ -63,6 +64,7 @@ def token_logprobs(logits: torch.Tensor, tokens: torch.Tensor, temperature: floa
 def _from_folder(folder: str, dtype: torch.dtype) -> Any:
     if not (Path(folder) / "config.json").is_file():
         raise RequestError(f"model {folder!r} is no folder with a config.json; give a local checkpoint or a config")
+    transformers_logging.disable_progress_bar()  # a worker has no terminal of its own
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, use_safetensors=True)
 
 

@@ -7,6 +7,7 @@ import typer
 from rollart.cli.audit import audit
 from rollart.cli.bench import app as bench
 from rollart.cli.doctor import doctor
+from rollart.cli.eval import evaluate
 from rollart.cli.fuzz import fuzz
 from rollart.cli.sim import sim
 from rollart.cli.train import train
@@ -23,6 +24,7 @@ app.command()(sim)
 app.command()(fuzz)
 app.command()(audit)
 app.command()(train)
+app.command("eval")(evaluate)
 app.command()(doctor)
 app.add_typer(bench, name="bench")
 

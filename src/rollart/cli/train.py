@@ -35,6 +35,7 @@ JOURNAL = "journal.sqlite"
 CONFIG = "config.json"
 PRESET = "frozenlake"
 LOGS = "logs"
+CHECKPOINTS = "checkpoints"
 
 
 class RuntimeKind(enum.StrEnum):
@@ -104,13 +105,7 @@ def _resumed(folder: Path, assignments: list[str]) -> tuple[RunConfig, Path, Run
 
     There is no state where the controller was killed before its first event was durable: then the run starts.
     """
-    path = folder / CONFIG
-    if not path.is_file():
-        raise RequestError(f"--resume {folder}: no {CONFIG} there; give the folder of a run")
-    try:
-        tables = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise RequestError(f"{path} is damaged ({error}); give the folder of a run") from error
+    tables = _read_tables(folder)
     before = check(RunConfig, tables)
     checked = check(RunConfig, override(tables, assignments))
     for key in ("seed", "mode", "alpha", "batch", "model", "codec", "algorithm.advantage"):
@@ -120,6 +115,21 @@ def _resumed(folder: Path, assignments: list[str]) -> tuple[RunConfig, Path, Run
     events = read_since_snapshot(folder / JOURNAL)
     first = next(events, None)
     return checked, folder, None if first is None else replay(chain([first], events))
+
+
+def read_config(folder: Path) -> RunConfig:
+    """What a run was started with."""
+    return check(RunConfig, _read_tables(folder))
+
+
+def _read_tables(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG
+    if not path.is_file():
+        raise RequestError(f"{folder}: no {CONFIG} there; give the folder of a run")
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise RequestError(f"{path} is damaged ({error}); give the folder of a run") from error
 
 
 @contextmanager
@@ -146,7 +156,7 @@ async def _run(config: RunConfig, folder: Path, state: RunState | None, runtime:
         sink = LiveView(journal, console, config.name, config.steps)
     else:
         sink = Narrator(journal, _say, config.steps)
-    await run_pipeline(config, real_parts(config, runtime, sink, store, folder / "checkpoints"), state)
+    await run_pipeline(config, real_parts(config, runtime, sink, store, folder / CHECKPOINTS), state)
 
 
 def _require(runtime: RuntimeKind) -> None:
