@@ -45,11 +45,16 @@ def source_files(setting: ModelSetting, model: Any) -> dict[str, bytes]:
     return {GENERATION: neutral.encode()} | found
 
 
-def files(model: Any, optimizer: torch.optim.Optimizer, source: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
-    """Each file by its name, made when it is asked for: only one is in memory at a time."""
+def model_files(model: Any, source: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
+    """The model alone; each file by its name, made when it is asked for: only one is in memory at a time."""
     yield CONFIG, _config(model)
     yield from source.items()
     yield MODEL, _packed(_weights(model), {"format": "pt"})  # the mark that transformers asks for
+
+
+def files(model: Any, optimizer: torch.optim.Optimizer, source: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
+    """All of it, likewise."""
+    yield from model_files(model, source)
     yield OPTIMIZER, _packed(_flat(model, optimizer))
     yield RANDOM, _packed(_random_state(model.device))
 
