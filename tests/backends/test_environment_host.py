@@ -310,3 +310,15 @@ def test_bytes_there_and_back():
     assert codec.text(tokens) == "Grüße"
     assert max(tokens) < codec.vocabulary <= 264
     assert codec.text([0xC3, END_OF_TURN]) == "\N{REPLACEMENT CHARACTER}"
+
+
+def test_a_turn_that_was_cut_off_is_ended_in_the_context():
+    driver = host()
+    started(driver)
+    cut = Step(1, 1, Segment.of([65, 66]))
+    expected = [END_OF_TURN, *driver.codec.render("AB", first=False)]
+    assert one(driver, cut).observation == Segment.of(expected)
+    silent = Step(1, 2, Segment.of([]))
+    assert one(driver, silent).observation == Segment.of([END_OF_TURN, *driver.codec.render("", first=False)])
+    cut_and_fresh = Step(1, 3, Segment.of(list(b"fresh")))
+    assert one(driver, cut_and_fresh).observation == Segment.of(driver.codec.render("again", first=True))

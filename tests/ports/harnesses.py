@@ -5,9 +5,11 @@ Each entry builds a fresh harness: a suite's cases share nothing.
 
 import asyncio
 import dataclasses
+import json
 import math
 import pickle
 import sqlite3
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -57,6 +59,7 @@ from rollart.sim.runtime import VirtualRuntime
 from rollart.sim.store import SimStore
 from rollart.sim.trainer import SimTrainer
 from rollart.sim.workload import TaskProfile
+from rollart.tasks.prompt_files import FolderPrompts, JsonLinesPrompts
 from rollart.tasks.prompts import SeedPrompts
 from rollart.types.ids import GroupId, PromptId, TrajectoryId
 from rollart.types.messages import Save, Score, WorkerCommand
@@ -581,6 +584,44 @@ def seed_prompts() -> PromptSourceHarness:
     )
 
 
+def json_line_prompts() -> PromptSourceHarness:
+    def source(task: str = TASK, rows: int = 7, **options: Any) -> JsonLinesPrompts:
+        file = _prompt_folder() / f"{rows}.jsonl"
+        file.write_text("".join(json.dumps({"question": number, "of": [rows]}) + "\n" for number in range(rows)))
+        return JsonLinesPrompts(task, str(file), **options)
+
+    return PromptSourceHarness(
+        build=source,
+        task=TASK,
+        pass_length=7,
+        foreign=(lambda: source("another"), lambda: source(rows=8), lambda: source(shuffle_seed=2)),
+    )
+
+
+def folder_prompts() -> PromptSourceHarness:
+    def source(task: str = TASK, word: str = "text", **options: Any) -> FolderPrompts:
+        folder = _prompt_folder() / word
+        folder.mkdir(exist_ok=True)
+        for number in range(5):
+            (folder / f"{number}.txt").write_text(f"{word} {number}")
+        return FolderPrompts(task, str(folder), **options)
+
+    return PromptSourceHarness(
+        build=source,
+        task=TASK,
+        pass_length=5,
+        foreign=(lambda: source("another"), lambda: source(word="other"), lambda: source(shuffle_seed=2)),
+    )
+
+
+def _prompt_folder() -> Path:
+    """One for the process; its files are always written alike."""
+    return Path(_PROMPT_FILES.name)
+
+
+_PROMPT_FILES = tempfile.TemporaryDirectory()
+
+
 def counting_prompts() -> PromptSourceHarness:
     return PromptSourceHarness(
         build=lambda: CountingPrompts(TASK, 10),
@@ -589,7 +630,12 @@ def counting_prompts() -> PromptSourceHarness:
     )
 
 
-PROMPT_SOURCES: dict[str, Callable[[], PromptSourceHarness]] = {"seeds": seed_prompts, "sim": counting_prompts}
+PROMPT_SOURCES: dict[str, Callable[[], PromptSourceHarness]] = {
+    "seeds": seed_prompts,
+    "json lines": json_line_prompts,
+    "folder": folder_prompts,
+    "sim": counting_prompts,
+}
 
 # --- runtimes -------------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 import pytest
 
-from rollart.tasks.prompts import SeedPrompts, held_out
+from rollart.tasks.prompts import SeedPrompts
 from rollart.types.errors import RequestError
 
 
@@ -27,12 +27,16 @@ def test_a_damaged_cursor_is_refused():
             source.seek({**source.cursor(), **damage})
 
 
-def test_what_is_held_out_is_never_trained_on():
-    train, evaluate = held_out("t", 10, 100, 20)
-    assert sorted(seeds(train, 80)) == list(range(10, 90))
-    assert sorted(seeds(evaluate, 20)) == list(range(90, 110))
-    for held in (0, 100):
-        with pytest.raises(RequestError, match="hold out"):
-            held_out("t", 10, 100, held)
+def test_a_source_asks_for_its_side():
+    assert SeedPrompts("t", 0, 3).next().data == {}
+    assert SeedPrompts("t", 0, 3, held_out=True).next().data == {"held_out": True}
+    train = SeedPrompts("t", 0, 3, held_out=False)
+    with pytest.raises(RequestError, match="another prompt source"):
+        train.seek(SeedPrompts("t", 0, 3, held_out=True).cursor())
+    with pytest.raises(RequestError, match="another prompt source"):
+        SeedPrompts("t", 0, 3).seek(train.cursor())
+
+
+def test_an_empty_range_is_refused():
     with pytest.raises(RequestError, match="count"):
         SeedPrompts("t", 0, 0)

@@ -167,6 +167,7 @@ def _environments(config: RunConfig) -> list[WorkerSpec]:
                 "codec": config.codec,
                 "slots": slots,
                 "max_turns": task.max_turns,
+                "inject": None if task.inject is None else task.inject.model_dump(),
             }
             specs.append(
                 WorkerSpec(f"environment/{name}/{index}", Role.ENVIRONMENT, ENVIRONMENTS, ENVIRONMENT_HOST, settings)

@@ -5,6 +5,7 @@ The object below is what a task provides. It may block: each runs in a thread of
 one holds up nobody. Rendering and tokenising happen beside the environment: text never reaches the controller.
 """
 
+from collections.abc import Awaitable
 from typing import NamedTuple, Protocol
 
 from rollart.types.trajectory import Prompt
@@ -42,3 +43,26 @@ class TextEnvironment(Protocol):
     def close(self) -> None:
         """Free everything; may be called at any time, also after a failure."""
         ...
+
+
+class AsyncTextEnvironment(Protocol):
+    """The same with coroutines. Each environment has an event loop of its own, which runs while it is asked."""
+
+    def reset(self, prompt: Prompt) -> Awaitable[TextStep]: ...
+
+    def step(self, action: str) -> Awaitable[TextStep]: ...
+
+    def close(self) -> Awaitable[None]: ...
+
+
+class MixedTextEnvironment(Protocol):
+    """Either, call by call."""
+
+    def reset(self, prompt: Prompt) -> TextStep | Awaitable[TextStep]: ...
+
+    def step(self, action: str) -> TextStep | Awaitable[TextStep]: ...
+
+    def close(self) -> Awaitable[None] | None: ...
+
+
+AnyTextEnvironment = TextEnvironment | AsyncTextEnvironment | MixedTextEnvironment

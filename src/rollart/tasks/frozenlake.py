@@ -4,16 +4,26 @@ The lake is Gymnasium's, not slippery, its map drawn from the prompt's seed; eve
 is 1 at the goal and 0 otherwise. Whatever the agent says is answered: an answer without a direction is a lost turn.
 """
 
+import random
+from collections import deque
+from collections.abc import Iterator, Sequence
+
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
 
 from rollart.ports.environment import TextStep
+from rollart.tasks.split import draw
 from rollart.types.errors import EnvironmentFault
 from rollart.types.trajectory import Prompt
 
 DIRECTIONS = {"L": 0, "D": 1, "R": 2, "U": 3}
 """Gymnasium's numbers of the moves."""
+STEPS = {"L": (0, -1), "D": (1, 0), "R": (0, 1), "U": (-1, 0)}
+"""Rows and columns of the moves."""
 RULES = "Go from A to G over ice F, not into a hole H. Say L, D, R or U."
 HINT = "Say L, D, R or U."
+TEXTS = (RULES, HINT)
+BLIND_PATH = "DDDRRR"
+"""The best on training maps of those that look at no map."""
 
 
 class FrozenLake:
@@ -28,7 +38,7 @@ class FrozenLake:
 
     def reset(self, prompt: Prompt) -> TextStep:
         self.close()
-        self._map = generate_random_map(size=self._size, p=self._ice, seed=prompt.seed)
+        self._map = draw(prompt, self._layout).splitlines()
         self._lake = FrozenLakeEnv(desc=self._map, is_slippery=False)
         self._position = int(self._lake.reset(seed=prompt.seed)[0])
         return self._seen(f"{RULES}\n{self._picture()}")
@@ -52,9 +62,82 @@ class FrozenLake:
         """Where the agent stands is the state, whatever else it is told: all attempts at a prompt have the same map."""
         return TextStep(text, reward, done, state=str(self._position))
 
+    def _layout(self, seed: int) -> str:
+        return "\n".join(generate_random_map(size=self._size, p=self._ice, seed=seed))
+
     def _picture(self) -> str:
         """The map with the agent as `A`, one row per line."""
         row, column = divmod(self._position, self._size)
         rows = [line.replace("S", "F") for line in self._map]  # the start is ice like any other
         rows[row] = rows[row][:column] + "A" + rows[row][column + 1 :]
         return "\n".join(rows)
+
+
+# --- scripts --------------------------------------------------------------------------------------------------------
+
+Cell = tuple[int, int]
+
+
+def any_move(observations: Sequence[str], chance: random.Random) -> str:  # noqa: ARG001 - it does not look
+    return chance.choice("LDRU")
+
+
+def blind_path(observations: Sequence[str], chance: random.Random) -> str:  # noqa: ARG001 - nothing is left to chance
+    return BLIND_PATH[(len(observations) - 1) % len(BLIND_PATH)]
+
+
+def around_holes(observations: Sequence[str], chance: random.Random) -> str:
+    """Down or right, as long as there is no hole; where both are closed, anywhere without one."""
+    open_moves = _open_moves(observations[-1])
+    return chance.choice([letter for letter in open_moves if letter in "DR"] or open_moves)
+
+
+def stumbling(observations: Sequence[str], chance: random.Random) -> str:
+    """Down where it can, else right, else back; it sees holes but never further than one step, and stumbles."""
+    if chance.random() < STUMBLES:
+        return any_move(observations, chance)
+    open_moves = _open_moves(observations[-1])
+    return next(letter for letter in "DRUL" if letter in open_moves)
+
+
+def shortest_way(observations: Sequence[str], chance: random.Random) -> str:  # noqa: ARG001 - nothing is left to chance
+    rows = _rows(observations[-1])
+    start = _where(rows)
+    ways: deque[tuple[Cell, str]] = deque([(start, "")])
+    seen = {start}
+    while ways:
+        cell, first = ways.popleft()
+        if rows[cell[0]][cell[1]] == "G":
+            return first
+        for letter, there, kind in _neighbours(rows, cell):
+            if there not in seen and kind != "H":
+                seen.add(there)
+                ways.append((there, first or letter))
+    raise EnvironmentFault(f"the map has no way to the goal: {rows}")
+
+
+STUMBLES = 0.2
+"""The share of moves that `stumbling` makes at random."""
+
+
+def _open_moves(observation: str) -> list[str]:
+    """Where no hole is."""
+    rows = _rows(observation)
+    return [letter for letter, _, kind in _neighbours(rows, _where(rows)) if kind != "H"]
+
+
+def _rows(observation: str) -> list[str]:
+    """The picture: the lines at the end that are as wide as the last one."""
+    lines = observation.splitlines()
+    return lines[-len(lines[-1]) :]
+
+
+def _where(rows: Sequence[str]) -> Cell:
+    return next((row, line.index("A")) for row, line in enumerate(rows) if "A" in line)
+
+
+def _neighbours(rows: Sequence[str], cell: Cell) -> Iterator[tuple[str, Cell, str]]:
+    for letter, (down, right) in STEPS.items():
+        row, column = cell[0] + down, cell[1] + right
+        if 0 <= row < len(rows) and 0 <= column < len(rows):
+            yield letter, (row, column), rows[row][column]

@@ -13,8 +13,12 @@ from typing import Any
 from pydantic import Field
 
 from rollart.backends.environments.codec import Codec
+from rollart.backends.environments.gym import adapted
+from rollart.backends.environments.inject import Injected
 from rollart.backends.environments.seat import Answer, Limits, Seat
 from rollart.config.base import Strict
+from rollart.config.injection import Injection
+from rollart.ports.environment import AnyTextEnvironment
 from rollart.ports.factory import load
 from rollart.ports.worker import Advance
 from rollart.types.errors import InvariantBroken
@@ -40,14 +44,18 @@ CLOSE_TIMEOUT_S = 1.0
 class EnvironmentHostSettings(Strict):
     task: str
     environment: str
-    """Factory path of a `TextEnvironment`; called with `environment_settings` as keywords, once per episode."""
+    """Factory path of a `TextEnvironment`, or of an environment in Gymnasium's form; called with
+    `environment_settings` as keywords, once per episode."""
     environment_settings: dict[str, Any] = Field(default_factory=dict)
     codec: str = "rollart.backends.environments.codec:ByteCodec"
-    """Factory path of a `Codec`; called without arguments."""
+    """Factory path of a `Codec`; called with `codec_settings` as keywords."""
+    codec_settings: dict[str, Any] = Field(default_factory=dict)
     slots: int = Field(default=8, ge=1)
     max_turns: int = Field(default=16, ge=1)
     max_tokens: int | None = Field(default=None, ge=1)
     """Of a whole episode, observations and actions; None: no limit here."""
+    inject: Injection | None = None
+    """Trouble on purpose."""
 
 
 class _Episode:
@@ -71,7 +79,7 @@ class EnvironmentHost:
         self._settings = EnvironmentHostSettings.model_validate(dict(settings))
         self._wake = wake
         self._factory = load(self._settings.environment)
-        self._codec: Codec = load(self._settings.codec)()
+        self._codec: Codec = load(self._settings.codec)(**self._settings.codec_settings)
         self._limits = Limits(self._settings.max_turns, self._settings.max_tokens)
         self._seats: dict[int, Seat] = {}
         self._episodes: dict[TrajectoryId, _Episode] = {}
@@ -176,8 +184,10 @@ class EnvironmentHost:
         if len(self._over) > REMEMBERED_EPISODES:
             del self._episodes[self._over.popleft()]
 
-    def _build(self) -> Any:
-        return self._factory(**self._settings.environment_settings)
+    def _build(self, reset: Reset) -> AnyTextEnvironment:
+        environment = adapted(self._factory(**self._settings.environment_settings))
+        injection = self._settings.inject
+        return environment if injection is None else Injected(environment, injection, reset)
 
     def _tell(self, seat: Seat, answer: Answer) -> None:
         self._answers.append((seat, answer))

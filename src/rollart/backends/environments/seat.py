@@ -5,16 +5,18 @@ What holds: user code of an environment runs in its seat's thread and nowhere el
 and ends; what it still has to say is void.
 """
 
+import asyncio
+import inspect
 import logging
 import math
 import numbers
 import queue
 import threading
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from rollart.backends.environments.codec import Codec
-from rollart.ports.environment import TextEnvironment, TextStep
+from rollart.ports.environment import AnyTextEnvironment, TextStep
 from rollart.types.ids import TrajectoryId
 from rollart.types.messages import EnvironmentFailed, Observed, Reset, Step
 from rollart.types.tokens import Segment
@@ -40,7 +42,7 @@ class Seat:
     def __init__(
         self,
         name: str,
-        build: Callable[[], TextEnvironment],
+        build: Callable[[Reset], AnyTextEnvironment],
         codec: Codec,
         limits: Limits,
         tell: Callable[["Seat", Answer], None],
@@ -50,7 +52,9 @@ class Seat:
         self._limits = limits
         self._tell = tell
         self._jobs: queue.SimpleQueue[Reset | Step | str] = queue.SimpleQueue()
-        self._environment: TextEnvironment | None = None
+        self._environment: AnyTextEnvironment | None = None
+        self._loop: asyncio.Runner | None = None
+        """Of the environment, if it is async."""
         self._tokens = 0
         self.episode: TrajectoryId | None = None
         """Whose seat it is."""
@@ -109,22 +113,40 @@ class Seat:
     def _reset(self, reset: Reset) -> Answer:
         self._close()
         self._tokens = 0
-        self._environment = self._build()
-        return self._observed(reset.episode, 0, self._environment.reset(reset.prompt))
+        self._environment = self._build(reset)
+        return self._observed(reset.episode, 0, self._wait(self._environment.reset(reset.prompt)))
 
     def _step(self, step: Step) -> Answer:
         if self._environment is None:
             return EnvironmentFailed(step.episode, step.turn, "the environment failed before; reset it first")
         self._tokens += step.action.length
-        action = self._codec.text(step.action.ids().tolist())
-        return self._observed(step.episode, step.turn, self._environment.step(action))
+        action = step.action.ids().tolist()
+        answer = self._wait(self._environment.step(self._codec.text(action)))
+        return self._observed(step.episode, step.turn, answer, self._missing_end(action))
 
-    def _observed(self, episode: TrajectoryId, turn: int, step: TextStep) -> Answer:
+    def _missing_end(self, action: Sequence[int]) -> list[int]:
+        """A turn that was cut off by a limit is ended in the context, so that the policy sees whole turns only."""
+        ends = self._codec.stop_tokens
+        return [] if action and action[-1] in ends else list(ends[:1])
+
+    def _wait(self, answer: Any) -> Any:
+        """What an environment answers, from its own event loop if it is a coroutine."""
+        if not inspect.isawaitable(answer):
+            return answer
+        if self._loop is None:
+            self._loop = asyncio.Runner()
+
+        async def awaited() -> Any:
+            return await answer
+
+        return self._loop.run(awaited())
+
+    def _observed(self, episode: TrajectoryId, turn: int, step: TextStep, before: Sequence[int] = ()) -> Answer:
         problem = _problem(step)
         if problem:
             return EnvironmentFailed(episode, turn, problem)
         first = turn == 0 or step.fresh_context
-        observation = self._codec.render(step.observation, first)
+        observation = [*(() if first else before), *self._codec.render(step.observation, first)]
         self._tokens = len(observation) + (0 if first else self._tokens)
         over = turn >= self._limits.max_turns or (
             self._limits.max_tokens is not None and self._tokens >= self._limits.max_tokens
@@ -146,9 +168,17 @@ class Seat:
         if environment is None:
             return
         try:
-            environment.close()
+            try:
+                self._wait(environment.close())
+            finally:
+                self._end_loop()
         except BaseException as error:  # noqa: BLE001 - the episode is over; nobody can act on this but a reader
             logger.warning("an environment failed to close: %s: %s", type(error).__name__, error)
+
+    def _end_loop(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.close()
 
 
 def _problem(step: object) -> str:

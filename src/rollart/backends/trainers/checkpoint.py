@@ -141,9 +141,9 @@ class Checkpoints:
                     self._write(draft / name, data)
                     digests[name] = bucket_digest(data)
                 self._write(draft / STATE, _State(version=version, files=digests, facts=dict(facts)).sealed())
-                _sync_folder(draft)
+                sync_folder(draft)
                 draft.rename(folder)
-                _sync_folder(self._root)
+                sync_folder(self._root)
             except OSError:
                 self._remove(version)
                 raise
@@ -159,7 +159,7 @@ class Checkpoints:
         """Make ready for a version newer than all that are whole; what was cut before it makes room."""
         if not self._root.is_dir():
             self._root.mkdir(parents=True, exist_ok=True)
-            _sync_folder(self._root.parent)
+            sync_folder(self._root.parent)
         newest = max((held for held in self._held() if held not in self._damaged), default=None)
         if newest is not None and version <= newest:
             raise NotSaved(
@@ -222,7 +222,7 @@ def _verified(folder: Path, version: Version) -> Checkpoint:
     return Checkpoint(version, folder, state.files, state.facts)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """The names in a folder, on the disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

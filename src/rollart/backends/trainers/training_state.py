@@ -38,6 +38,7 @@ SOURCE_FILES = (GENERATION, *TOKENIZER_FILES)
 _OF_OPTIMIZER = "optimizer/"
 
 Tensors = Mapping[str, torch.Tensor]
+Files = Iterator[tuple[str, bytes]]
 
 
 class Layout(NamedTuple):
@@ -65,6 +66,16 @@ def source_files(setting: ModelSetting, model: Any) -> dict[str, bytes]:
     return {GENERATION: neutral.encode()} | found
 
 
+def model_files(layout: Layout, source: Mapping[str, bytes], weights: Callable[[], Tensors]) -> Files:
+    """The model alone; each file by its name, made when it is asked for: only one is in memory at a time.
+
+    `weights` gives the tensors of the layout, whole.
+    """
+    yield layout.config, layout.described
+    yield from source.items()
+    yield layout.file, _packed(weights(), {"format": "pt"})  # the mark that transformers asks for
+
+
 def files(
     layout: Layout,
     source: Mapping[str, bytes],
@@ -72,14 +83,9 @@ def files(
     *,
     weights: Callable[[], Tensors],
     moments: Callable[[], Tensors],
-) -> Iterator[tuple[str, bytes]]:
-    """Each file by its name, made when it is asked for: only one is in memory at a time.
-
-    `weights` gives the tensors of the layout and `moments` the optimiser's, whole.
-    """
-    yield layout.config, layout.described
-    yield from source.items()
-    yield layout.file, _packed(weights(), {"format": "pt"})  # the mark that transformers asks for
+) -> Files:
+    """All of it, likewise; `moments` gives those of the optimiser."""
+    yield from model_files(layout, source, weights)
     yield OPTIMIZER, _packed(moments())
     yield RANDOM, _packed(_random_state(device))
 

@@ -1,0 +1,77 @@
+"""A checkpoint's chat template, rendered as Hugging Face does, without importing transformers, which takes seconds.
+
+Templates are programs from outside: they run in Jinja's sandbox, and only on probe messages, when a codec is built.
+"""
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from rollart.types.errors import RequestError
+
+
+class ChatTemplate:
+    """`chat_template.jinja`, or `chat_template` of `tokenizer_config.json`; nothing else of the folder is read."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        config = Path(folder) / "tokenizer_config.json"
+        self._about: Mapping[str, Any] = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+        sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        sandbox.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+        sandbox.globals["raise_exception"] = _refuse
+        sandbox.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        try:
+            self._template = sandbox.from_string(self._text())
+        except TemplateError as error:
+            raise self._unusable(error) from error
+
+    @property
+    def end(self) -> str | None:
+        """The tokenizer's own token for the end."""
+        return self._special("eos_token")
+
+    def render(self, contents: Sequence[str]) -> str:
+        """A conversation of user and assistant in turn, up to where the assistant speaks."""
+        roles = ("user", "assistant")
+        try:
+            return self._template.render(
+                messages=[{"role": roles[number % 2], "content": text} for number, text in enumerate(contents)],
+                add_generation_prompt=True,
+                bos_token=self._special("bos_token") or "",
+                eos_token=self.end or "",
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            raise self._unusable(error) from error
+
+    def _text(self) -> str:
+        file = Path(self._folder) / "chat_template.jinja"
+        text = file.read_text(encoding="utf-8") if file.is_file() else self._about.get("chat_template")
+        if isinstance(text, list):  # several, by name
+            text = next((each["template"] for each in text if each["name"] == "default"), None)
+        if not text:
+            raise RequestError(
+                f"{self._folder!r} has no chat template; use an instruct checkpoint, or add chat_template.jinja"
+            )
+        return str(text)
+
+    def _special(self, name: str) -> str | None:
+        token = self._about.get(name)
+        return token["content"] if isinstance(token, dict) else token
+
+    def _unusable(self, error: Exception) -> RequestError:
+        return RequestError(
+            f"the chat template of {self._folder!r} cannot render a conversation of user and assistant: {error}. "
+            "Give the checkpoint another chat_template.jinja."
+        )
+
+
+def _refuse(message: str) -> None:
+    """What templates call when they do not like a conversation."""
+    raise TemplateError(message)

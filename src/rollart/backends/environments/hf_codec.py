@@ -1,0 +1,144 @@
+"""The codec of a Hugging Face checkpoint: its `tokenizer.json`, and its chat template taken apart once.
+
+    template  <|im_start|>user↵ OBSERVATION <|im_end|>↵<|im_start|>assistant↵ ANSWER <|im_end|> ↵<|im_start|>user↵ …
+              └──────── rendered, first ────────────────────────────────────┘ └─ sampled ────┘ └─ rendered, next …
+
+The pieces around the content are found by rendering probe messages when the codec is built. What holds:
+- tokens are only ever appended: pieces and observations are tokenised once, each by itself, and answers never;
+- what the template gives for a conversation is what was appended in its turns, or the template is refused: one that
+  rewrites what came before (drops thoughts, numbers turns) cannot be followed token by token;
+- a text has no tokens of the tokenizer's markers, whatever it says: observations cannot inject any.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tokenizers import Tokenizer
+
+from rollart.backends.environments.chat_template import ChatTemplate
+from rollart.types.errors import EnvironmentFault, RequestError
+
+PROBES = tuple(f"probe{number}content" for number in range(7))
+"""Contents that no template has of its own: observations and answers in turn."""
+
+
+class Pieces(NamedTuple):
+    """What a chat template puts around the contents, as text."""
+
+    begin: str
+    """Before the first observation."""
+    speak: str
+    """After an observation; then the agent speaks."""
+    resume: str
+    """After an answer, its end included; then the next observation comes."""
+
+
+class HfCodec:
+    """A `Codec`. `folder` holds a checkpoint's tokenizer and chat template; nothing is downloaded.
+
+    `stop_tokens`: the token with which the template ends an answer, then the tokenizer's own end if it is another.
+    """
+
+    def __init__(self, folder: str) -> None:
+        path = Path(folder) / "tokenizer.json"
+        if not path.is_file():
+            raise RequestError(f"{folder!r} has no tokenizer.json; give a folder with a checkpoint and its tokenizer")
+        self._tokenizer = Tokenizer.from_file(str(path))
+        self._plain, self._markers = _without_markers(path)
+        template = ChatTemplate(folder)
+        pieces = _take_apart(folder, template)
+        self._begin, self._speak, resume = (
+            self._tokenizer.encode(piece, add_special_tokens=False).ids for piece in pieces
+        )
+        if not resume or resume[0] not in self._markers:
+            raise _refusal(folder, f"an answer is followed by {pieces.resume!r}, which does not begin with a marker")
+        self._resume = resume[1:]
+        own_end = None if template.end is None else self._tokenizer.token_to_id(template.end)
+        self.stop_tokens = (resume[0],) if own_end in (None, resume[0]) else (resume[0], own_end)
+        self.vocabulary = max(self._tokenizer.get_vocab().values()) + 1
+
+    def render(self, observation: str, first: bool) -> list[int]:
+        return [*(self._begin if first else self._resume), *self._content(observation), *self._speak]
+
+    def text(self, action: Sequence[int]) -> str:
+        """Special tokens and ids that no token has are left out; what is no UTF-8 is replaced."""
+        return str(self._tokenizer.decode(list(action), skip_special_tokens=True))
+
+    def answer(self, text: str) -> list[int]:
+        """An answer that was written and not sampled, with its end: for transcripts to learn from."""
+        return [*self._content(text), self.stop_tokens[0]]
+
+    def _content(self, text: str) -> list[int]:
+        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        if not self._markers.isdisjoint(ids):
+            found = sorted(self._markers.intersection(ids))
+            raise EnvironmentFault(f"the text {text[:80]!r} has the marker tokens {found}, which it must not have")
+        return ids
+
+
+def _without_markers(path: Path) -> tuple[Tokenizer, frozenset[int]]:
+    """The same tokenizer, to which the added tokens are text like any other; and the ids of these.
+
+    What stands for unknown text is no marker: it says nothing, and any text may have it.
+    """
+    description = json.loads(path.read_text(encoding="utf-8"))
+    model = description["model"]
+    added = [
+        (int(token["id"]), str(token["content"]))
+        for token in description["added_tokens"]
+        if token["content"] != model.get("unk_token") and token["id"] != model.get("unk_id")
+    ]
+    markers = frozenset(id for id, _ in added)
+    description["added_tokens"] = []
+    description["post_processor"] = None
+    plain = Tokenizer.from_str(json.dumps(description))
+    for _, text in added:
+        if not markers.isdisjoint(plain.encode(text, add_special_tokens=False).ids):
+            raise RequestError(
+                f"the tokenizer {path} reads {text!r} as a marker even where it is plain text, so that an environment "
+                "could speak for the agent. Use a tokenizer whose markers are not in the vocabulary of its model."
+            )
+    return plain, markers
+
+
+def _take_apart(folder: str, template: ChatTemplate) -> Pieces:
+    """The pieces, from one and two turns; longer conversations prove them."""
+    begin, speak = _split(folder, _rendered(template, 1), PROBES[:1])
+    *_, resume, _ = _split(folder, _rendered(template, 2), PROBES[:3])
+    pieces = Pieces(begin, speak, resume)
+    for turns in (1, 2, 3, 4):
+        expected, given = _joined(pieces, turns), _rendered(template, turns)
+        if expected != given:
+            raise _refusal(folder, f"with {turns} turns it gives {given!r} where {expected!r} was appended")
+    return pieces
+
+
+def _rendered(template: ChatTemplate, turns: int) -> str:
+    return template.render(PROBES[: 2 * turns - 1])
+
+
+def _split(folder: str, rendered: str, probes: Sequence[str]) -> list[str]:
+    """What is before, between and after the probes."""
+    out = []
+    for probe in probes:
+        before, found, rendered = rendered.partition(probe)
+        if not found:
+            raise _refusal(folder, "it changes or leaves out the content of a message")
+        out.append(before)
+    return [*out, rendered]
+
+
+def _joined(pieces: Pieces, turns: int) -> str:
+    text = pieces.begin + PROBES[0] + pieces.speak
+    for turn in range(1, turns):
+        text += PROBES[2 * turn - 1] + pieces.resume + PROBES[2 * turn] + pieces.speak
+    return text
+
+
+def _refusal(folder: str, why: str) -> RequestError:
+    return RequestError(
+        f"the chat template of {folder!r} cannot be followed turn by turn: {why}. "
+        "Give the checkpoint a chat_template.jinja in which a conversation only grows."
+    )

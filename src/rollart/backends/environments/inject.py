@@ -1,0 +1,53 @@
+"""Latency and failures put into environments on purpose, to see a run survive them.
+
+What holds: what happens in a turn depends on the episode's seed, its member number and the turn alone, so that a run
+meets the same trouble every time it is started.
+"""
+
+import math
+import random
+import threading
+import time
+from collections.abc import Awaitable
+
+from rollart.config.injection import Injection
+from rollart.ports.environment import AnyTextEnvironment, TextStep
+from rollart.types.errors import EnvironmentFault
+from rollart.types.messages import Reset
+from rollart.types.trajectory import Prompt
+
+
+class Injected:
+    """A `TextEnvironment` around another one, for one episode."""
+
+    def __init__(self, inner: AnyTextEnvironment, injection: Injection, reset: Reset) -> None:
+        self._inner = inner
+        self._injection = injection
+        self._bad = injection.bad_slots is None or reset.slot in injection.bad_slots
+        self._episode = f"{reset.prompt.seed}/{reset.member}"
+        self._turn = 0
+
+    def reset(self, prompt: Prompt) -> TextStep | Awaitable[TextStep]:
+        self._trouble()
+        return self._inner.reset(prompt)
+
+    def step(self, action: str) -> TextStep | Awaitable[TextStep]:
+        self._turn += 1
+        self._trouble()
+        return self._inner.step(action)
+
+    def close(self) -> Awaitable[None] | None:
+        return self._inner.close()
+
+    def _trouble(self) -> None:
+        own = self._injection
+        chance = random.Random(f"{self._episode}/{self._turn}")
+        hangs, waits = chance.random() < own.hang_share, chance.gauss(-(own.sigma**2) / 2, own.sigma)
+        if own.latency_ms:
+            time.sleep(own.latency_ms / 1000 * math.exp(waits))
+        if not self._bad:
+            return
+        if hangs:
+            threading.Event().wait(own.hang_s)
+        if own.raise_every and self._turn and self._turn % own.raise_every == 0:
+            raise EnvironmentFault(f"injected: every {own.raise_every}. turn raises, and this is turn {self._turn}")

@@ -1,0 +1,124 @@
+"""The cold start: a fresh model learns from transcripts how a task is spoken to, and a mediocre way of doing it.
+
+    transcripts ──► packed rows ──► log-probabilities of the answers ──► Muon, AdamW ──► a checkpoint folder
+
+Reinforcement learning needs a policy that sometimes succeeds; one of random weights never says anything of use. What
+holds: only answers are learned, never observations; the same settings and transcripts give the same weights; the folder
+is there whole or not at all, and engines, trainers and `from_pretrained` load it as it is.
+"""
+
+import logging
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from rollart.backends.models import build_model
+from rollart.backends.trainers.checkpoint import sync_folder, write_file
+from rollart.backends.trainers.muon import Muon
+from rollart.backends.trainers.packed_model import PackedModel
+from rollart.backends.trainers.packing import Item, items, micro_batches
+from rollart.backends.trainers.training_state import model_files, whole_model
+from rollart.config.base import Strict
+from rollart.config.training import Schedule
+from rollart.types.errors import RequestError
+from rollart.types.ids import GroupId, TrajectoryId
+from rollart.types.tokens import LOGPROB, Generated, Segment, TokenSequence, VersionRun
+from rollart.types.trajectory import TrainSample, Turn
+from rollart.types.versions import Version
+
+logger = logging.getLogger(__name__)
+
+REPORTED_STEPS = 50
+
+Turns = Sequence[tuple[Sequence[int], Sequence[int]]]
+"""A transcript in tokens: what was observed and what was answered, turn by turn."""
+
+
+class ColdStartSettings(Strict):
+    model: dict[str, Any]
+    """`{"config": {…}}`: the architecture; its weights are drawn from `seed`."""
+    seed: int = 0
+    steps: int = Field(default=380, ge=1)
+    batch_tokens: int = Field(default=960, ge=1)
+    """Of one step."""
+    learning_rate: float = Field(default=3e-3, gt=0)
+    """Of embeddings and norms, by AdamW."""
+    matrix_rate: float = Field(default=0.02, gt=0)
+    """Of the layers' matrices, by Muon."""
+    device: str = "cpu"
+
+
+def cold_start(
+    settings: ColdStartSettings, transcripts: Sequence[Turns], folder: Path, beside: Mapping[str, bytes]
+) -> float:
+    """Train a fresh model and write it to `folder`, with the files `beside` its weights. Gives the last loss."""
+    if folder.exists():
+        raise RequestError(f"{folder} is there already; name a new folder, nothing there is written over")
+    model = build_model(settings.model, dtype="float32", device=settings.device, seed=settings.seed)
+    loss = _train(settings, PackedModel(model), transcripts)
+    layout = whole_model(model)
+    _write(folder, model_files(layout, beside, layout.tensors))
+    return loss
+
+
+def _train(settings: ColdStartSettings, packed: PackedModel, transcripts: Sequence[Turns]) -> float:
+    rows = items([_sample(number, turns) for number, turns in enumerate(transcripts)], packed.vocabulary)
+    if not rows:
+        raise RequestError("a cold start needs transcripts with answers, and there are none")
+    parameters = dict(packed.model.named_parameters())
+    matrices = {name: value for name, value in parameters.items() if ".layers." in name and value.ndim == 2}
+    muon = Muon(matrices.values())
+    others = [value for name, value in parameters.items() if name not in matrices]
+    adam = torch.optim.AdamW(others, lr=settings.learning_rate, betas=(0.9, 0.98), fused=True)
+    schedule = Schedule(kind="cosine", warmup_steps=settings.steps // 20, total_steps=settings.steps, final_share=0.05)
+    chance = np.random.default_rng(settings.seed)
+    waiting: list[int] = []
+    learned = 0.0
+    for step in range(settings.steps):
+        chosen: list[Item] = []
+        tokens = 0
+        while not chosen or tokens < settings.batch_tokens:
+            waiting = waiting or chance.permutation(len(rows)).tolist()
+            chosen.append(rows[waiting.pop()])
+            tokens += chosen[-1].prompt_length + chosen[-1].rest.size
+        (batch,) = micro_batches(chosen, tokens)
+        loss = -packed.scores(batch).logprobs.mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
+        share = schedule.share(step)
+        for group in adam.param_groups:
+            group["lr"] = settings.learning_rate * share
+        adam.step()
+        muon.step(settings.matrix_rate * share)
+        packed.model.zero_grad(set_to_none=True)
+        learned = float(loss.detach())
+        if step % REPORTED_STEPS == 0:
+            logger.info("cold start: step %d of %d, loss %.3f", step, settings.steps, learned)
+    return learned
+
+
+def _sample(number: int, turns: Turns) -> TrainSample:
+    log = TokenSequence()
+    for observed, answered in turns:
+        log.append_context(Segment.of(list(observed)))
+        nothing = np.zeros(len(answered), dtype=LOGPROB).tobytes()
+        log.append_sampled(Generated(Segment.of(list(answered)), nothing, (VersionRun(Version(0, 0), len(answered)),)))
+    return TrainSample(TrajectoryId(number), GroupId(0), "cold start", (log,), (Turn(log.sampled),), reward=0.0)
+
+
+def _write(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
+    """A folder gets its name when all of it is on the disk."""
+    draft = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(draft, ignore_errors=True)  # left behind by one that was killed
+    draft.mkdir(parents=True)
+    for name, data in files:
+        write_file(draft / name, data)
+    sync_folder(draft)
+    os.rename(draft, folder)
+    sync_folder(folder.parent)

@@ -1,0 +1,59 @@
+"""The model that the quickstart begins with: a small one from scratch, after a cold start on the built-in tasks."""
+
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rollart.backends.environments.hf_codec import HfCodec
+from rollart.backends.trainers.cold_start import ColdStartSettings, Turns, cold_start
+from rollart.tasks.builtin import BUILT_IN, transcripts
+from rollart.tasks.tokenizer import build_tokenizer, tokenizer_files
+
+SMALL_MODEL: Mapping[str, Any] = {
+    "model_type": "qwen3",
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "attention_bias": True,  # a head can attend by distance alone, and so copy numbers, without learning it first
+    "initializer_range": 0.08,  # about 1/√hidden_size; the usual 0.02 is for wide models
+}
+TRANSCRIPTS = {"frozenlake": 1400, "math": 3400, "game": 2600}
+"""How many a cold start learns from; one of FrozenLake is as long as four of the others."""
+
+
+def make_small_model(folder: Path, *, seed: int = 0, **changes: Any) -> float:
+    """Make the model and write it to `folder`, with its tokenizer. Gives the last loss.
+
+    `changes` are those of `ColdStartSettings`.
+    """
+    tokenizer = build_tokenizer(text for task in BUILT_IN.values() for text in task.texts)
+    files = tokenizer_files(tokenizer)
+    with tempfile.TemporaryDirectory() as beside:
+        for name, data in files.items():
+            (Path(beside) / name).write_bytes(data)
+        codec = HfCodec(beside)
+    config = {**SMALL_MODEL, "vocab_size": codec.vocabulary, "eos_token_id": codec.stop_tokens[0]}
+    learned = [
+        turns
+        for name, count in TRANSCRIPTS.items()
+        for turns in in_tokens(codec, (each.turns for each in transcripts(name, count, seed=seed)))
+    ]
+    settings = ColdStartSettings(model={"config": config}, seed=seed, **changes)
+    return cold_start(settings, learned, folder, files)
+
+
+def in_tokens(codec: HfCodec, episodes: Iterable[tuple[tuple[str, str], ...]]) -> list[Turns]:
+    """Transcripts as an agent would have met them."""
+    return [
+        [
+            (codec.render(observation, first=not turn), codec.answer(answer))
+            for turn, (observation, answer) in enumerate(t)
+        ]
+        for t in episodes
+    ]

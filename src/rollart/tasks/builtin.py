@@ -1,0 +1,72 @@
+"""The built-in tasks in one table: environment, limits, scripted baselines, and whom a cold start learns from."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from rollart.ports.environment import TextEnvironment
+from rollart.tasks import arithmetic, frozenlake, game
+from rollart.tasks.prompts import SeedPrompts
+from rollart.tasks.scripts import Script, Transcript, play
+
+TRANSCRIPT_SEEDS = 2_000_000
+"""Where the seeds of transcripts begin."""
+
+
+class BuiltIn(NamedTuple):
+    """A task as it comes with the package."""
+
+    build: Callable[[], TextEnvironment]
+    max_turns: int
+    max_turn_tokens: int
+    """Of the small tokenizer."""
+    texts: tuple[str, ...]
+    """Whatever its environment says, but for numbers and maps: the words of the small tokenizer."""
+    mediocre: Script
+    """Whom a cold start learns from; never an expert, so that there is something left to learn."""
+    baselines: Mapping[str, Script]
+    """From worst to best."""
+
+
+BUILT_IN: Mapping[str, BuiltIn] = {
+    "frozenlake": BuiltIn(
+        build=frozenlake.FrozenLake,
+        max_turns=12,
+        max_turn_tokens=4,
+        texts=frozenlake.TEXTS,
+        mediocre=frozenlake.stumbling,
+        baselines={
+            "any move": frozenlake.any_move,
+            "best blind path": frozenlake.blind_path,
+            "around holes": frozenlake.around_holes,
+            "shortest way": frozenlake.shortest_way,
+        },
+    ),
+    "math": BuiltIn(
+        build=arithmetic.Arithmetic,
+        max_turns=5,
+        max_turn_tokens=12,
+        texts=arithmetic.TEXTS,
+        mediocre=arithmetic.hasty,
+        baselines={"any answer": arithmetic.any_answer, "with the calculator": arithmetic.with_calculator},
+    ),
+    "game": BuiltIn(
+        build=game.GuessTheNumber,
+        max_turns=6,
+        max_turn_tokens=4,
+        texts=game.TEXTS,
+        mediocre=game.absent_minded,
+        baselines={
+            "any number": game.any_number,
+            "within bounds": game.within_bounds,
+            "halving": game.halving,
+        },
+    ),
+}
+
+
+def transcripts(name: str, count: int, *, seed: int = 0) -> list[Transcript]:
+    """Episodes of a task's mediocre script, on training content only."""
+    task = BUILT_IN[name]
+    prompts = SeedPrompts(name, TRANSCRIPT_SEEDS, count, shuffle_seed=seed, held_out=False)
+    environment = task.build()
+    return [play(environment, prompts.next(), task.mediocre, max_turns=task.max_turns, seed=seed) for _ in range(count)]

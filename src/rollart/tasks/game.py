@@ -1,0 +1,101 @@
+"""Guess the number: the hints are higher and lower, and what they leave is told.
+
+Numbers have two digits. The range starts anywhere and the secret lies anywhere in it, so what is learned is where to
+guess and not which number. Binary search finds one of 63 numbers with 6 guesses. The reward is 1 for the number and 0
+when the guesses are used up; an answer without a number is a guess lost.
+"""
+
+import random
+import re
+from collections.abc import Sequence
+
+from rollart.ports.environment import TextStep
+from rollart.tasks.split import draw
+from rollart.types.errors import EnvironmentFault, RequestError
+from rollart.types.trajectory import Prompt
+
+LOWEST, HIGHEST = 10, 99
+RULES = "Guess my number in {} guesses."
+HIGHER, LOWER, FOUND, HINT = "higher", "lower", "yes", "Say a number."
+TEXTS = (RULES, HIGHER, LOWER, FOUND, HINT)
+_GUESS = re.compile(r"\d{1,9}")
+_RANGE = re.compile(r"(\d+)-(\d+)$")
+
+
+class GuessTheNumber:
+    """A `TextEnvironment`. The first number in an answer is the guess."""
+
+    def __init__(self, numbers: int = 63, guesses: int = 6) -> None:
+        if not 1 <= numbers <= HIGHEST - LOWEST + 1 or guesses < 1:
+            raise RequestError(f"the game has {numbers} numbers and {guesses} guesses; use 1 to 90, and at least 1")
+        self._numbers = numbers
+        self._guesses = guesses
+        self._left = 0
+        self._low = self._high = self._secret = 0
+
+    def reset(self, prompt: Prompt) -> TextStep:
+        self._low, self._high, self._secret = map(int, draw(prompt, self._game).split())
+        self._left = self._guesses
+        return TextStep(f"{RULES.format(self._guesses)}\n{self._low}-{self._high}")
+
+    def step(self, action: str) -> TextStep:
+        if not self._left:
+            raise EnvironmentFault("step before reset: there is no number to guess")
+        self._left -= 1
+        found = _GUESS.search(action)
+        guess = int(found[0]) if found else None
+        if guess == self._secret:
+            self._left = 0
+            return TextStep(FOUND, 1.0, done=True)
+        if guess is None:
+            hint = HINT
+        elif guess < self._secret:
+            hint, self._low = HIGHER, max(self._low, guess + 1)
+        else:
+            hint, self._high = LOWER, min(self._high, guess - 1)
+        return TextStep(f"{hint} {self._low}-{self._high}", done=not self._left)
+
+    def close(self) -> None:
+        self._left = 0
+
+    def _game(self, seed: int) -> str:
+        chance = random.Random(seed)
+        low = chance.randint(LOWEST, HIGHEST - self._numbers + 1)
+        return f"{low} {low + self._numbers - 1} {chance.randint(low, low + self._numbers - 1)}"
+
+
+# --- scripts --------------------------------------------------------------------------------------------------------
+
+
+def any_number(observations: Sequence[str], chance: random.Random) -> str:
+    """Anywhere in the range of the beginning, whatever the hints say."""
+    return str(chance.randint(*_bounds(observations[0])))
+
+
+def within_bounds(observations: Sequence[str], chance: random.Random) -> str:
+    return str(chance.randint(*_bounds(observations[-1])))
+
+
+def absent_minded(observations: Sequence[str], chance: random.Random) -> str:
+    """Somewhere in the middle third, but now and then it forgets the hints."""
+    if chance.random() < FORGETS:
+        return any_number(observations, chance)
+    low, high = _bounds(observations[-1])
+    third = (high - low) // 3
+    return str(chance.randint(low + third, high - third))
+
+
+def halving(observations: Sequence[str], chance: random.Random) -> str:  # noqa: ARG001 - nothing is left to chance
+    low, high = _bounds(observations[-1])
+    return str((low + high) // 2)
+
+
+FORGETS = 0.2
+"""The share of guesses for which `absent_minded` forgets the hints."""
+
+
+def _bounds(observation: str) -> tuple[int, int]:
+    found = _RANGE.search(observation)
+    if found is None:
+        raise EnvironmentFault(f"the observation has no range: {observation!r}")
+    return int(found[1]), int(found[2])

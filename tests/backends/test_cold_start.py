@@ -1,0 +1,112 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from parts import TINY, Driver
+from transformers import AutoModelForCausalLM
+
+from rollart.backends.engines.torch_engine import TorchEngine
+from rollart.backends.stores.memory import MemoryStore
+from rollart.backends.trainers import cold_start as module
+from rollart.backends.trainers.cold_start import ColdStartSettings, cold_start
+from rollart.backends.trainers.torch_trainer import TorchTrainer
+from rollart.types.errors import RequestError
+from rollart.types.messages import Add, Sampling, TurnDone
+from rollart.types.tokens import Segment
+
+STOP = 9
+BESIDE = {"tokenizer_config.json": b"{}"}
+
+
+def parrot(count=400, seed=0):
+    """Two turns: the answer is the last token observed, raised by 20, and the stop token. What is observed is noise."""
+    rng = np.random.default_rng(seed)
+    return [
+        [(observed := rng.integers(10, 20, 3).tolist(), [observed[-1] + 20, STOP]) for _ in range(2)]
+        for _ in range(count)
+    ]
+
+
+def settings(**changes):
+    return ColdStartSettings(**{"model": TINY, "steps": 120, "batch_tokens": 200, "learning_rate": 1e-2} | changes)
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cold") / "model"
+    return folder, cold_start(settings(), parrot(), folder, BESIDE)
+
+
+def test_it_learns_to_answer(learned):
+    folder, loss = learned
+    assert loss < 0.5
+    engine = Driver(TorchEngine, {"model": str(folder), "store": MemoryStore(), "serve_folder_as": (0, 0)})
+    right = 0
+    for request, [(observed, answer), _] in enumerate(parrot(20, seed=1)):
+        sampling = Sampling(4, stop_tokens=(STOP,), seed=request)
+        engine.send(Add(request, request, "t", 0, b"", Segment.of(observed), sampling))
+        (done,) = [event for event in engine.rest() if isinstance(event, TurnDone)]
+        right += done.generated.tokens.ids().tolist() == answer
+    assert right > 14
+
+
+def test_observations_are_not_learned(learned):
+    """Inside an observation the model knows only answers: it was never told what comes there."""
+    model = AutoModelForCausalLM.from_pretrained(learned[0])
+    (observed, _), _ = parrot(1)[0]
+    with torch.no_grad():
+        chances = model(torch.tensor([observed])).logits[0].softmax(-1)
+    assert chances[:, 30:40].sum(-1).min() > 0.5
+    assert chances[:, 10:20].sum(-1).max() < 0.1
+
+
+def test_the_folder_is_a_checkpoint(learned):
+    folder, _ = learned
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer_config.json",
+    ]
+    assert (folder / "tokenizer_config.json").read_bytes() == b"{}"
+    assert json.loads((folder / "config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+    trainer = TorchTrainer({"model": str(folder), "store": MemoryStore(), "temperature": 1.0}, lambda: None)
+    assert trainer.info().parameters > 0
+    trainer.close()
+
+
+def test_the_same_seed_gives_the_same_weights(tmp_path):
+    weights = []
+    for number, seed in enumerate((0, 0, 1)):
+        cold_start(settings(seed=seed, steps=4), parrot(), tmp_path / str(number), BESIDE)
+        weights.append((tmp_path / str(number) / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1] != weights[2]
+
+
+def test_a_folder_that_is_there_is_not_written_over(tmp_path):
+    with pytest.raises(RequestError, match="is there already"):
+        cold_start(settings(), parrot(), tmp_path, BESIDE)
+
+
+def test_nothing_to_learn_is_refused(tmp_path):
+    with pytest.raises(RequestError, match="there are none"):
+        cold_start(settings(), [], tmp_path / "model", BESIDE)
+
+
+def test_the_folder_is_whole_or_not_there(tmp_path, monkeypatch):
+    folder = tmp_path / "model"
+    write = module.write_file
+
+    def full(path, data):
+        if path.suffix == ".safetensors":
+            raise OSError("no space left")
+        write(path, data)
+
+    monkeypatch.setattr(module, "write_file", full)
+    with pytest.raises(OSError, match="no space"):
+        cold_start(settings(steps=1), parrot(), folder, BESIDE)
+    assert not folder.exists()
+    monkeypatch.undo()
+    cold_start(settings(steps=1), parrot(), folder, BESIDE)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -1,0 +1,107 @@
+"""The table of tasks: what baselines reach, and that train and held-out content are apart."""
+
+import random
+
+import pytest
+
+from rollart.tasks.builtin import BUILT_IN, transcripts
+from rollart.tasks.prompts import SeedPrompts
+from rollart.tasks.scripts import success_rate
+from rollart.tasks.split import is_held_out
+from rollart.tasks.tokenizer import AGENT, END, USER, build_tokenizer
+
+EPISODES = 300
+REACHED = {
+    "frozenlake": {"any move": 0.02, "best blind path": 0.34, "around holes": 0.89, "shortest way": 1.0},
+    "math": {"any answer": 0.0, "with the calculator": 1.0},
+    "game": {"any number": 0.09, "within bounds": 0.5, "halving": 1.0},
+}
+"""Held-out success of the scripts, as the docs have it."""
+
+
+def prompts(name, held_out, count=EPISODES):
+    source = SeedPrompts(name, 0, count, held_out=held_out)
+    return [source.next() for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_baselines_reach_what_the_docs_say(name):
+    task = BUILT_IN[name]
+    environment = task.build()
+    assert list(task.baselines) == list(REACHED[name])
+    for baseline, script in task.baselines.items():
+        rate = success_rate(environment, prompts(name, True), script, max_turns=task.max_turns)
+        assert rate == pytest.approx(REACHED[name][baseline], abs=0.07), baseline
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_the_mediocre_script_leaves_something_to_learn(name):
+    task = BUILT_IN[name]
+    rate = success_rate(task.build(), prompts(name, False), task.mediocre, max_turns=task.max_turns)
+    assert 0.25 < rate < 0.85
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_train_and_held_out_episodes_begin_differently(name):
+    """In the game the beginning is the range, which both have; the secret is what differs."""
+    environment = BUILT_IN[name].build()
+    sides = [
+        {environment.reset(prompt).observation for prompt in prompts(name, held_out)} for held_out in (False, True)
+    ]
+    assert min(len(side) for side in sides) > 20
+    if name != "game":
+        assert not sides[0] & sides[1]
+
+
+def test_games_are_apart_by_range_and_secret():
+    environment = BUILT_IN["game"].build()
+    for held_out in (False, True):
+        for prompt in prompts("game", held_out, 50):
+            environment.reset(prompt)
+            assert is_held_out(f"{environment._low} {environment._high} {environment._secret}") == held_out
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_transcripts_are_of_training_content_and_reproducible(name):
+    first = transcripts(name, 20, seed=3)
+    assert first == transcripts(name, 20, seed=3)
+    assert first != transcripts(name, 20, seed=4)
+    held_out = {BUILT_IN[name].build().reset(prompt).observation for prompt in prompts(name, True)}
+    if name != "game":
+        assert not held_out & {each.turns[0][0] for each in first}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_no_answer_is_an_error(name):
+    task, chance = BUILT_IN[name], random.Random(0)
+    signs = "ACLDRU 0123456789+-*\n\N{REPLACEMENT CHARACTER}xé"
+    for prompt in prompts(name, True, 30):
+        environment = task.build()
+        step = environment.reset(prompt)
+        for _ in range(task.max_turns):
+            if step.done:
+                break
+            step = environment.step("".join(chance.choices(signs, k=chance.randrange(6))))
+        environment.close()
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_the_small_tokenizer_is_short_and_loses_nothing(name):
+    tokenizer = build_tokenizer(text for task in BUILT_IN.values() for text in task.texts)
+    assert tokenizer.to_str() == build_tokenizer(text for task in BUILT_IN.values() for text in task.texts).to_str()
+    assert tokenizer.get_vocab_size() < 320
+    for transcript in transcripts(name, 20):
+        for turn, (observation, answer) in enumerate(transcript.turns):
+            for text in (observation, answer):
+                assert tokenizer.decode(tokenizer.encode(text).ids) == text
+            assert len(tokenizer.encode(observation).ids) <= (20 if turn else 55)
+            assert len(tokenizer.encode(answer).ids) < BUILT_IN[name].max_turn_tokens
+
+
+def test_the_small_tokenizer_takes_any_text():
+    tokenizer = build_tokenizer(["go"])
+    for text in ("", "Grüße 你好", "\x00\t\r\n", f"a {USER}"):
+        ids = tokenizer.encode(text).ids
+        assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    markers = [tokenizer.token_to_id(marker) for marker in (USER, AGENT, END)]
+    assert tokenizer.encode(f"{USER}{AGENT}{END}").ids == markers
