@@ -2,6 +2,7 @@ import re
 
 import pytest
 
+from rollart.ports.environment import TextStep
 from rollart.tasks.arithmetic import HINT, RULES, Arithmetic, value
 from rollart.types.errors import EnvironmentFault, RequestError
 from rollart.types.trajectory import Prompt
@@ -16,7 +17,7 @@ def asked(problem):
 
 def test_an_episode():
     environment = asked("12*7+5")
-    assert environment.step("C 12*7") == ("84+5", 0.0, False, False, False, b"")
+    assert environment.step("C 12*7") == TextStep("84+5")
     assert environment.step("I say C 84 + 5").observation == "89"
     last = environment.step("A 89")
     assert (last.reward, last.done, last.truncated) == (1.0, True, False)
