@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rollart.backends.engines.checkpoint_config import read_shape
+from rollart.backends.environments.codec import Codec
 from rollart.backends.stores.folder import FolderStore
 from rollart.backends.stores.shared import SharedMemoryStore
 from rollart.config.schema import PoolSettings, RunConfig
@@ -21,9 +22,11 @@ from rollart.control.pipeline import Parts
 from rollart.control.rewards import POOL as REWARD
 from rollart.control.trainer import POOL as TRAINER
 from rollart.ports.factory import load
+from rollart.ports.prompts import PromptSource
 from rollart.ports.runtime import Runtime
 from rollart.ports.sink import EventSink
 from rollart.ports.weights import WeightStore
+from rollart.tasks.prompt_files import FolderPrompts, JsonLinesPrompts
 from rollart.tasks.prompts import SeedPrompts
 from rollart.types.errors import ConfigError, RequestError
 from rollart.types.messages import Role
@@ -35,6 +38,8 @@ ENGINES = {
 }
 TRAINER_FACTORY = "rollart.backends.trainers.torch_trainer:TorchTrainer"
 ENVIRONMENT_HOST = "rollart.backends.environments.host:EnvironmentHost"
+BYTE_CODEC = "rollart.backends.environments.codec:ByteCodec"
+HF_CODEC = "rollart.backends.environments.hf_codec:HfCodec"
 REWARD_HOST = "rollart.backends.rewards.host:RewardHost"
 
 
@@ -59,42 +64,80 @@ def check_real(config: RunConfig) -> None:
         raise ConfigError(
             "model", "is missing; give a checkpoint folder, or [model.config] for a small one from scratch"
         )
-    vocabulary = load(config.codec)().vocabulary
+    if isinstance(config.model, str) and not Path(config.model).is_dir():
+        raise ConfigError("model", f"{config.model!r} is no folder; give a local checkpoint, nothing is downloaded")
+    _check_model(config)
+    temperatures = {task.temperature for task in config.tasks.values()}
+    if len(temperatures) > 1:
+        raise ConfigError("tasks", f"all tasks of a run sample at one temperature, not at {sorted(temperatures)}")
+    for name in config.tasks:
+        prompts_of(config, name, held_out=False)
+        prompts_of(config, name, held_out=True)
+
+
+def _check_model(config: RunConfig) -> None:
+    if is_cold_start(config):
+        return  # the run makes it, for these tasks and this codec
     if isinstance(config.model, dict):
+        vocabulary = codec_of(config).vocabulary
         size = config.model.get("config", {}).get("vocab_size")
         if not isinstance(size, int) or size < vocabulary:
-            raise ConfigError("model.config.vocab_size", f"is {size}; the codec {config.codec} needs {vocabulary}")
+            raise ConfigError("model.config.vocab_size", f"is {size}; the codec needs {vocabulary}")
+    else:
+        codec_of(config)
     for name, pool in config.pools.items():
         if pool.engine == "torch":
             try:
                 read_shape(config.model)
             except RequestError as error:
                 raise ConfigError(f"pools.{name}.engine", f"torch cannot serve this model: {error}") from error
-    temperatures = {task.temperature for task in config.tasks.values()}
-    if len(temperatures) > 1:
-        raise ConfigError("tasks", f"all tasks of a run sample at one temperature, not at {sorted(temperatures)}")
-    if isinstance(config.model, str) and not Path(config.model).is_dir():
-        raise ConfigError("model", f"{config.model!r} is no folder; give a local checkpoint, nothing is downloaded")
+
+
+def is_cold_start(config: RunConfig) -> bool:
+    """Whether the model is to be made when the run begins."""
+    return isinstance(config.model, dict) and "cold_start" in config.model
+
+
+def codec_factory(config: RunConfig) -> tuple[str, dict[str, Any]]:
+    """The codec of a run, and what it is called with."""
+    if config.codec and config.codec != HF_CODEC:
+        return config.codec, {}
+    if isinstance(config.model, str) and (config.codec or (Path(config.model) / "tokenizer.json").is_file()):
+        return HF_CODEC, {"folder": config.model}
+    return BYTE_CODEC, {}
+
+
+def codec_of(config: RunConfig) -> Codec:
+    factory, settings = codec_factory(config)
+    codec: Codec = load(factory)(**settings)
+    return codec
+
+
+def prompts_of(config: RunConfig, name: str, *, held_out: bool) -> PromptSource:
+    """Those to train on, or those to evaluate on: disjoint by seed, and by content where the task draws by it."""
+    task = config.tasks[name]
+    shuffle_seed = 0 if held_out else config.seed
+    if not task.prompt_path:
+        first, past = task.eval_prompts if held_out else task.prompts
+        return SeedPrompts(name, first, past - first, shuffle_seed=shuffle_seed, held_out=held_out)
+    source = FolderPrompts if Path(task.prompt_path).is_dir() else JsonLinesPrompts
+    try:
+        return source(name, task.prompt_path, shuffle_seed=shuffle_seed, held_out=held_out)
+    except RequestError as error:
+        raise ConfigError(f"tasks.{name}.prompt_path", str(error)) from error
 
 
 def real_parts(
     config: RunConfig, runtime: Runtime, sink: EventSink, store: WeightStore, checkpoints: Path | None = None
 ) -> Parts:
     """A real run; without a folder for checkpoints a lost trainer starts over."""
-    codec = load(config.codec)()
     return Parts(
         runtime=runtime,
         sink=sink,
         workers=worker_specs(config, store, checkpoints),
-        prompts={
-            name: SeedPrompts(name, task.prompts[0], task.prompts[1] - task.prompts[0], shuffle_seed=config.seed)
-            for name, task in config.tasks.items()
-        },
-        eval_prompts={
-            name: SeedPrompts(name, task.eval_prompts[0], task.eval_prompts[1] - task.eval_prompts[0])
-            for name, task in config.tasks.items()
-        },
-        stop_tokens=codec.stop_tokens,
+        prompts={name: prompts_of(config, name, held_out=False) for name in config.tasks},
+        eval_prompts={name: prompts_of(config, name, held_out=True) for name in config.tasks},
+        stop_tokens=codec_of(config).stop_tokens,
     )
 
 
@@ -154,6 +197,7 @@ def _engine_settings(pool: PoolSettings) -> dict[str, Any]:
 
 def _environments(config: RunConfig) -> list[WorkerSpec]:
     specs = []
+    codec, codec_settings = codec_factory(config)
     for name, task in config.tasks.items():
         sizes = [
             min(task.environments_per_worker, task.environments - first)
@@ -164,7 +208,8 @@ def _environments(config: RunConfig) -> list[WorkerSpec]:
                 "task": name,
                 "environment": task.environment,
                 "environment_settings": task.environment_settings,
-                "codec": config.codec,
+                "codec": codec,
+                "codec_settings": codec_settings,
                 "slots": slots,
                 "max_turns": task.max_turns,
                 "inject": None if task.inject is None else task.inject.model_dump(),

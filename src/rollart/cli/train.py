@@ -3,6 +3,7 @@
 import asyncio
 import enum
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
@@ -15,7 +16,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from rollart.cli.compose import check_real, process_store, real_parts, worker_specs
+from rollart.cli.compose import check_real, is_cold_start, process_store, real_parts, worker_specs
 from rollart.cli.progress import Narrator
 from rollart.cli.render import show_plan, show_report
 from rollart.cli.view import LiveView
@@ -36,6 +37,7 @@ CONFIG = "config.json"
 PRESET = "frozenlake"
 LOGS = "logs"
 CHECKPOINTS = "checkpoints"
+MODEL = "model"
 
 
 class RuntimeKind(enum.StrEnum):
@@ -81,6 +83,7 @@ def train(
         (folder / CONFIG).write_text(checked.model_dump_json(indent=2) + "\n", encoding="utf-8")
     _say(f"run folder: {folder}")
     try:
+        checked = with_model(checked, folder)
         with _hosts(runtime, checked, folder) as (hosts, store):
             asyncio.run(_run(checked, folder, state, hosts, store))
     except KeyboardInterrupt:
@@ -115,6 +118,22 @@ def _resumed(folder: Path, assignments: list[str]) -> tuple[RunConfig, Path, Run
     events = read_since_snapshot(folder / JOURNAL)
     first = next(events, None)
     return checked, folder, None if first is None else replay(chain([first], events))
+
+
+def with_model(config: RunConfig, folder: Path) -> RunConfig:
+    """The config with a model that is there: one that is to be made is made, once, in the run folder."""
+    if not is_cold_start(config):
+        return config
+    assert isinstance(config.model, dict)
+    model = folder / MODEL
+    if not model.is_dir():
+        from rollart.cli.cold_start import make_small_model
+
+        _say("cold start: a small model learns from scripted transcripts how the tasks are spoken to")
+        began = time.perf_counter()
+        loss = make_small_model(model, seed=config.seed, **config.model["cold_start"])
+        _say(f"cold start: {time.perf_counter() - began:.0f} s, loss {loss:.3f}")
+    return config.model_copy(update={"model": str(model)})
 
 
 def read_config(folder: Path) -> RunConfig:

@@ -66,6 +66,11 @@ class TaskSettings(Strict):
     """Latency and failures put into its environments on purpose (real runs)."""
     reward: str = "rollart.backends.rewards.functions:episode_return"
     """Factory path of the reward function (real runs)."""
+    prompt_path: str = ""
+    """A file of JSON lines, or a folder of texts, with the prompts (real runs); without one they are seeds.
+
+    A quarter of them is held out, by content.
+    """
     prompts: tuple[int, int] = (0, 100_000)
     """Range of seeds that training prompts are made from."""
     eval_prompts: tuple[int, int] = (1_000_000, 1_001_000)
@@ -135,9 +140,15 @@ class RunConfig(Strict):
     trainer: TrainerSettings = TrainerSettings()
     deadlines: Deadlines = Deadlines()
     model: str | dict[str, Any] = Field(default_factory=dict)
-    """A checkpoint folder, or the configuration of a small model to build from scratch (real runs)."""
-    codec: str = "rollart.backends.environments.codec:ByteCodec"
-    """Factory path of what turns text into the model's tokens and back (real runs)."""
+    """A checkpoint folder, or `config`: a model from scratch (real runs).
+
+    Or `cold_start`: the small model of the built-in tasks, which learns from transcripts when the run begins.
+    """
+    codec: str = ""
+    """Factory path of what turns text into the model's tokens and back (real runs).
+
+    Without one, the tokenizer and chat template of the model's folder; or bytes, if it has none.
+    """
 
     @property
     def mode_settings(self) -> ModeSettings:

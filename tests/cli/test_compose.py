@@ -1,0 +1,69 @@
+"""From a config to the parts of a run: the model that is made, the codec that fits it, the prompts."""
+
+import json
+from importlib import resources
+
+import pytest
+
+from rollart.cli import cold_start
+from rollart.cli.compose import BYTE_CODEC, HF_CODEC, check_real, codec_factory, prompts_of, worker_specs
+from rollart.cli.train import with_model
+from rollart.config.load import check, load_toml
+from rollart.config.schema import RunConfig
+from rollart.types.errors import ConfigError
+from rollart.types.messages import Role
+
+
+def config(**changes):
+    tasks = {"lake": {"environment": "rollart.tasks.frozenlake:FrozenLake", **changes.pop("task", {})}}
+    model = {"config": {"model_type": "qwen3", "vocab_size": 300}}
+    return check(RunConfig, {"tasks": tasks, "pools": {"local": {}}, "model": model, **changes})
+
+
+def test_the_quickstart_is_a_run():
+    with resources.as_file(resources.files("rollart.config") / "presets" / "quickstart.toml") as path:
+        quickstart = check(RunConfig, load_toml(path))
+    check_real(quickstart)
+    specs = worker_specs(quickstart, None, None)
+    assert {spec.hardware for spec in specs if spec.role is Role.ENGINE} == {"compute", "bandwidth"}
+    assert set(quickstart.tasks) == {"frozenlake", "math", "game"}
+
+
+def test_a_model_that_is_to_be_made_is_made_once(tmp_path, monkeypatch):
+    made = []
+
+    def make(folder, *, seed, **changes):
+        made.append((seed, changes))
+        folder.mkdir()
+        return 0.5
+
+    monkeypatch.setattr(cold_start, "make_small_model", make)
+    wanted = config(model={"cold_start": {"steps": 3}}, seed=7)
+    for _ in range(2):
+        assert with_model(wanted, tmp_path).model == str(tmp_path / "model")
+    assert made == [(7, {"steps": 3})]
+    assert with_model(config(), tmp_path).model == config().model
+
+
+def test_the_codec_is_that_of_the_models_folder(tmp_path):
+    assert codec_factory(config()) == (BYTE_CODEC, {})
+    assert codec_factory(config(model=str(tmp_path))) == (BYTE_CODEC, {})
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert codec_factory(config(model=str(tmp_path))) == (HF_CODEC, {"folder": str(tmp_path)})
+    assert codec_factory(config(model=str(tmp_path), codec="a:B")) == ("a:B", {})
+
+
+def test_prompts_of_a_file_are_held_out_by_content(tmp_path):
+    lines = tmp_path / "prompts.jsonl"
+    lines.write_text("".join(json.dumps({"question": number}) + "\n" for number in range(40)))
+    fitting = config(task={"prompt_path": str(lines)})
+    train, held_out = (prompts_of(fitting, "lake", held_out=side) for side in (False, True))
+    seen = [{train.next().data["question"] for _ in range(80)}, {held_out.next().data["question"] for _ in range(80)}]
+    assert seen[0] | seen[1] == set(range(40))
+    assert not seen[0] & seen[1]
+
+
+def test_prompts_that_are_not_there_are_refused_by_their_key(tmp_path):
+    with pytest.raises(ConfigError, match=r"none\.jsonl") as caught:
+        check_real(config(task={"prompt_path": str(tmp_path / "none.jsonl")}))
+    assert caught.value.path == "tasks.lake.prompt_path"
