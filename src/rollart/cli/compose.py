@@ -119,7 +119,8 @@ def prompts_of(config: RunConfig, name: str, *, held_out: bool) -> PromptSource:
     shuffle_seed = 0 if held_out else config.seed
     if not task.prompt_path:
         first, past = task.eval_prompts if held_out else task.prompts
-        return SeedPrompts(name, first, past - first, shuffle_seed=shuffle_seed, held_out=held_out)
+        side = held_out if task.hold_out == "content" else None
+        return SeedPrompts(name, first, past - first, shuffle_seed=shuffle_seed, held_out=side)
     source = FolderPrompts if Path(task.prompt_path).is_dir() else JsonLinesPrompts
     try:
         return source(name, task.prompt_path, shuffle_seed=shuffle_seed, held_out=held_out)

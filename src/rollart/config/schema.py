@@ -67,9 +67,12 @@ class TaskSettings(Strict):
     reward: str = "rollart.backends.rewards.functions:episode_return"
     """Factory path of the reward function (real runs)."""
     prompt_path: str = ""
-    """A file of JSON lines, or a folder of texts, with the prompts (real runs); without one they are seeds.
+    """A file of JSON lines, or a folder of texts, with the prompts (real runs); without one they are seeds."""
+    hold_out: Literal["content", "seed"] = "content"
+    """What keeps training and held-out prompts apart (real runs).
 
-    A quarter of them is held out, by content.
+    `content`: a quarter of all contents, by hash, where the task can tell; different seeds often draw the same.
+    `seed`: only the numbers differ; for tasks with too few contents to hold any out.
     """
     prompts: tuple[int, int] = (0, 100_000)
     """Range of seeds that training prompts are made from."""
