@@ -135,9 +135,11 @@ def test_an_episode_in_tokens():
     driver = host(environment_settings={"greeting": "hello"})
     assert driver.worker.info() == EnvironmentInfo("parrot", 2)
     first = one(driver, reset(1, seed=7))
-    assert first == Observed(1, 0, Segment.of(driver.codec.render("hello 7", first=True)))
+    assert first == Observed(1, 0, Segment.of(driver.codec.render("hello 7", first=True)), state=state_key(b"hello 7"))
     second = one(driver, step(1, 1, "ahoi ä"))
-    assert second == Observed(1, 1, Segment.of(driver.codec.render("ahoi ä", first=False)), 0.5)
+    assert second == Observed(
+        1, 1, Segment.of(driver.codec.render("ahoi ä", first=False)), 0.5, state=state_key("ahoi ä".encode())
+    )
     third = one(driver, step(1, 2, "done"))
     assert (third.reward, third.done, third.truncated, third.artifact) == (1.0, True, False, b"feather")
     driver.send(Close(1))
@@ -156,7 +158,9 @@ def test_an_environment_may_name_its_state():
     assert left.observation != again.observation
     assert left.state == again.state == state_key(b"left") != right.state
     (unnamed,) = driver.told(step(1, 4, "hello"))
-    assert unnamed.state == b""
+    (cut,) = driver.told(Step(1, 5, Segment.of(list(b"hello"))))
+    assert unnamed.observation != cut.observation, "a turn that was cut off is ended in the context"
+    assert unnamed.state == cut.state
 
 
 def test_a_fresh_context_opens_a_sequence():

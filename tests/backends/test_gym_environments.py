@@ -10,7 +10,7 @@ from rollart.ports.environment import TextStep
 from rollart.types.errors import EnvironmentFault
 from rollart.types.messages import Close, EnvironmentFailed, Observed, Reset, Step
 from rollart.types.tokens import Segment
-from rollart.types.trajectory import Prompt
+from rollart.types.trajectory import Prompt, state_key
 
 CLOSED = []
 
@@ -83,7 +83,8 @@ def test_an_episode_of_each_form(kind):
     CLOSED.clear()
     driver, codec = host(f"{__name__}:{kind}"), ByteCodec()
     assert reset(driver).observation == Segment.of(codec.render("3 left, {'a': 1}", first=True))
-    assert step(driver, 1, "1") == Observed(1, 1, Segment.of(codec.render("2 left", first=False)))
+    rendered = Segment.of(codec.render("2 left", first=False))
+    assert step(driver, 1, "1") == Observed(1, 1, rendered, state=state_key(b"2 left"))
     last = step(driver, 2, "3" if kind == "AsyncText" else "2")
     assert (last.reward, last.done, last.truncated) == (1.0, True, False)
     driver.send(Close(1))

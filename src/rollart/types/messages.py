@@ -248,8 +248,8 @@ class Observed(msgspec.Struct, frozen=True, gc=False):
     `new_sequence`: the agent rewrote its history; `observation` is the whole new context.
     `truncated`: ended by a limit of the agent's own, which is its result.
     `artifact`: at the end of the episode, what the reward function needs to see.
-    `state`: the key of the state that the environment is in now (`types.trajectory.state_key`), where it knows better
-    than its observation tells; empty: the observation is the state.
+    `state`: the key of the state that the environment is in now (`types.trajectory.state_key`); empty: it is what the
+    observation's tokens tell.
     """
 
     episode: TrajectoryId

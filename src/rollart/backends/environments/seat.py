@@ -160,7 +160,7 @@ class Seat:
             truncated=bool(step.truncated or (over and not step.done)),
             new_sequence=bool(step.fresh_context and turn > 0),
             artifact=step.artifact,
-            state=state_key(step.state.encode()) if step.state else b"",
+            state=state_key((step.state or step.observation).encode()),
         )
 
     def _close(self) -> None:
