@@ -59,6 +59,8 @@ class _Soon(asyncio.Handle):
     """What `call_soon` gives: a handle without what only a debugger reads, because a run makes two for every turn."""
 
     __slots__ = ()
+    _repr = None
+    _source_traceback = None
 
     def __init__(
         self,
@@ -72,8 +74,6 @@ class _Soon(asyncio.Handle):
         self._loop = loop
         self._context = copy_context() if context is None else context
         self._cancelled = False
-        self._repr = None
-        self._source_traceback = None
 
     def _run(self) -> None:
         try:
@@ -128,7 +128,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        self._check_open()
+        if self._closed:
+            self._check_open()
         handle = _Soon(callback, args, self, context)
         self._ready.append(handle)
         return handle
