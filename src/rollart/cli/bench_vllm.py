@@ -50,7 +50,9 @@ def measure(folder: Path, lengths: list[tuple[int, int]]) -> dict[str, Any]:
         "kv_cache_memory_bytes": KV_BYTES,
         "gpu_memory_utilization": 0.2,
     }
-    behind_the_port = _rate(tokens, _engine(folder, lengths, arguments))
+    engine, generate = _engine(folder, lengths, arguments)
+    behind_the_port = _rate(tokens, generate)
+    engine.close()
     os.environ.update(ONE_PROCESS)
     return {
         "tokens": tokens,
@@ -71,8 +73,8 @@ def _rate(tokens: int, generate: Callable[[], int]) -> float:
     return tokens / statistics.median(seconds[1:])
 
 
-def _engine(folder: Path, lengths: list[tuple[int, int]], arguments: dict[str, Any]) -> Callable[[], int]:
-    """The vLLM engine of rollart, driven as a runtime would."""
+def _engine(folder: Path, lengths: list[tuple[int, int]], arguments: dict[str, Any]) -> tuple[Any, Callable[[], int]]:
+    """The vLLM engine of rollart, and how to drive it as a runtime would."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from rollart.backends.engines.vllm import VllmEngine
@@ -87,7 +89,8 @@ def _engine(folder: Path, lengths: list[tuple[int, int]], arguments: dict[str, A
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).float()
     manifest, buckets = pack(model.state_dict(), version=version, parent=None, bucket_bytes=64 * 2**20)
     store.publish(manifest, buckets)
-    own = {"model": str(folder), "store": store, "dtype": "float32"}
+    # No progress in between: all tokens come with the end of a turn.
+    own = {"model": str(folder), "store": store, "dtype": "float32", "progress_interval_s": 3600.0}
     slots, context = arguments.pop("max_num_seqs"), arguments.pop("max_model_len")
     engine = VllmEngine(own | {"slots": slots, "max_context": context, "arguments": arguments}, lambda: None)
     arguments |= {"max_num_seqs": slots, "max_model_len": context}
@@ -124,7 +127,7 @@ def _engine(folder: Path, lengths: list[tuple[int, int]], arguments: dict[str, A
         engine.post(adds)
         return sum(done.generated.tokens.length for done in wait(len(adds), TurnDone))
 
-    return generate
+    return engine, generate
 
 
 def _offline(folder: Path, lengths: list[tuple[int, int]], arguments: dict[str, Any]) -> Callable[[], int]:
