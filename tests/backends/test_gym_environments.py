@@ -1,4 +1,5 @@
 import asyncio
+from pathlib import Path
 
 import pytest
 from parts import Driver
@@ -60,6 +61,12 @@ class AsyncText:
         await asyncio.sleep(0)
 
 
+class Stubborn(AsyncText):
+    async def close(self):
+        CLOSED.append(asyncio.get_running_loop())
+        raise OSError("does not leave")
+
+
 def host(environment, **settings):
     return Driver(EnvironmentHost, {"task": "t", "environment": environment, "slots": 1, **settings})
 
@@ -106,6 +113,14 @@ def test_what_it_raises_is_its_failure(kind):
     driver.worker.close()
 
 
+def test_the_loop_of_one_that_fails_to_close_is_ended():
+    CLOSED.clear()
+    driver = host(f"{__name__}:Stubborn")
+    reset(driver)
+    driver.worker.close()
+    assert [loop.is_closed() for loop in CLOSED] == [True]
+
+
 def test_truncation_is_the_agents_result():
     environment = GymEnvironment(Countdown())
     environment.reset(Prompt("p", "t", 2))
@@ -127,6 +142,18 @@ def test_what_is_not_of_gymnasiums_form_is_named():
     with pytest.raises(EnvironmentFault, match="terminated"):
         environment.step("x")
     environment.close()
+
+
+def test_the_example_of_the_docs_runs():
+    page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
+    code = page.split("```python\n")[1].split("```")[0]
+    assert len(code.splitlines()) < 25
+    names = {}
+    exec(code, names)
+    environment = GymEnvironment(names["Capitals"]())
+    assert environment.reset(Prompt("p", "t", 1)).observation == "What is the capital of Japan?"
+    assert environment.step("Kyoto") == TextStep("No. Try again.")
+    assert environment.step("It is tokyo.") == TextStep("Right.", 1.0, done=True)
 
 
 def test_one_of_gymnasium_itself():

@@ -122,5 +122,5 @@ def hasty(observations: Sequence[str], chance: random.Random) -> str:
     return with_calculator(observations, chance)
 
 
-HASTE = 0.25
+HASTE = 0.2
 """The chance in every turn that `hasty` does not calculate."""

@@ -44,7 +44,7 @@ class ColdStartSettings(Strict):
     model: dict[str, Any]
     """`{"config": {…}}`: the architecture; its weights are drawn from `seed`."""
     seed: int = 0
-    steps: int = Field(default=380, ge=1)
+    steps: int = Field(default=400, ge=1)
     batch_tokens: int = Field(default=960, ge=1)
     """Of one step."""
     learning_rate: float = Field(default=3e-3, gt=0)
