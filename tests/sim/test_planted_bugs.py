@@ -28,8 +28,10 @@ from rollart.policy.watch import Wait
 from rollart.sim.crashes import run_world
 from rollart.sim.engine import SimEngine
 from rollart.sim.fuzz import make_world
-from rollart.types.errors import EnvironmentFault
+from rollart.types.ids import WorkerId
 from rollart.types.journal import ShareRedistributed
+from rollart.types.messages import EnvironmentFailed, Observed
+from rollart.types.tokens import Segment
 from rollart.types.trajectory import Outcome
 from rollart.types.versions import Version
 
@@ -99,17 +101,15 @@ def test_a_group_is_filled_with_a_failed_member(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_failed_environment_becomes_a_reward_of_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def forgiving(self: EnvManager) -> bool:
-        try:
-            return await real(self)
-        except EnvironmentFault:
-            return False
+    def forgiving(self: EnvironmentPool, worker: WorkerId, event: EnvironmentFailed) -> None:
+        future = self._answer(worker, event.episode, event.turn)
+        if future is not None:
+            future.set_result(Observed(event.episode, event.turn, Segment(0, None), done=True))
 
     async def free_reward(self: EnvManager, _truncated: bool) -> None:
         self.trajectory.reward = 0.0
 
-    real = EnvManager._episode
-    monkeypatch.setattr(EnvManager, "_episode", forgiving)
+    monkeypatch.setattr(EnvironmentPool, "_environment_failed", forgiving)
     monkeypatch.setattr(EnvManager, "_reward", free_reward)
     found({1})
 
