@@ -56,7 +56,7 @@ def test_a_size_fills_its_environments() -> None:
 
 def test_the_headline_is_one_of_the_sizes_whatever_their_order() -> None:
     assert HEADLINE in SIZES
-    sizes = [{"trajectories": n, "trained": n, "us_per_turn": n, "step_cpu_s": n * n, "peak_mb": n} for n in SIZES]
+    sizes = [{"trajectories": n, "us_per_turn": n, "step_cpu_s": n * n, "peak_mb": n} for n in SIZES]
     result = summarise(sizes)
     assert result["us_per_turn"] == HEADLINE
     assert result["growth_exponent"] == pytest.approx(2.0)

@@ -113,7 +113,6 @@ def measure(trajectories: int) -> dict[str, Any]:
         raise done.error
     return {
         "trajectories": trajectories,
-        "trained": scenario.config.batch.trajectories,
         "engines": sum(pool.engines for pool in scenario.config.pools.values()),
         "steps": sink.steps,
         "turns": sink.turns,
@@ -146,8 +145,7 @@ def summarise(sizes: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "us_per_turn": headline["us_per_turn"],
         "step_cpu_s": headline["step_cpu_s"],
         "peak_mb": headline["peak_mb"],
-        # Against what a step trains: whole groups, so a little less than what is under way.
-        "growth_exponent": growth_exponent([(size["trained"], size["step_cpu_s"]) for size in sizes]),
+        "growth_exponent": growth_exponent([(size["trajectories"], size["step_cpu_s"]) for size in sizes]),
         "sizes": list(sizes),
     }
 
