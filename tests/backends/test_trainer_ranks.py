@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_parts import names
+from msgspec.structs import replace
 from packed_parts import samples
 from parts import TINY, V1, V2, Driver
 from safetensors.torch import load_file
@@ -61,6 +62,14 @@ def agree(left, right):
     for name in left.metrics.keys() - {"micro_batches", "fed_tokens"}:
         assert right.metrics[name] == pytest.approx(left.metrics[name], rel=CLOSE, abs=CLOSE), name
     assert left.metrics.keys() == right.metrics.keys()
+
+
+def rewarded(batch):
+    """With rewards that differ: without any, a critic has nothing to learn and no gradient."""
+    return tuple(
+        replace(sample, turns=tuple(replace(turn, reward=0.5 + number % 3) for turn in sample.turns))
+        for number, sample in enumerate(batch)
+    )
 
 
 def processes(driver):
@@ -119,6 +128,7 @@ def test_steps_are_those_of_one_process(trainer, count, options):
 def test_claims_of_several_steps_and_with_a_critic_are_too(trainer, options):
     one, many = trainer(1, **options), trainer(2, **options)
     for step, batch in enumerate([samples(1), samples(2), samples(3)[4:5], samples(4)], 1):
+        batch = rewarded(batch)
         agree(train(one, step, batch), train(many, step, batch))
         assert distance(weights(one), weights(many)) <= CLOSE
 
