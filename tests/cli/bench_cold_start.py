@@ -26,6 +26,7 @@ class Episodes:
     def __init__(self, folder, task):
         self.codec = HfCodec(folder)
         settings = {"model": folder, "store": MemoryStore(), "serve_folder_as": (0, 0), "max_context": 512}
+        settings["progress_interval_s"] = 3600.0  # all tokens come with the end of a turn
         self.engine = TorchEngine(settings, lambda: None)
         self.task, self.known = task, BUILT_IN[task]
         self.waiting = {}

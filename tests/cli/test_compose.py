@@ -32,7 +32,7 @@ def test_the_quickstart_is_a_run():
 def test_a_model_that_is_to_be_made_is_made_once(tmp_path, monkeypatch):
     made = []
 
-    def make(folder, *, seed, **changes):
+    def make(folder, *, seed, report, **changes):  # noqa: ARG001
         made.append((seed, changes))
         folder.mkdir()
         return 0.5
@@ -67,3 +67,20 @@ def test_prompts_that_are_not_there_are_refused_by_their_key(tmp_path):
     with pytest.raises(ConfigError, match=r"none\.jsonl") as caught:
         check_real(config(task={"prompt_path": str(tmp_path / "none.jsonl")}))
     assert caught.value.path == "tasks.lake.prompt_path"
+
+
+def test_tasks_with_the_same_reward_function_share_its_workers():
+    own = "rollart.backends.rewards.functions:episode_return"
+    tasks = {"lake": {}, "river": {}, "sea": {"reward": "builtins:max"}}
+    shared = RunConfig(tasks=tasks, pools={"local": {}}, batch={"trajectories": 24}, reward_workers=2)
+    rewards = {
+        spec.name: (spec.settings["function"], spec.settings["tasks"])
+        for spec in worker_specs(shared, None, None)
+        if spec.role is Role.REWARD
+    }
+    assert rewards == {
+        "reward/lake/0": (own, ("lake", "river")),
+        "reward/lake/1": (own, ("lake", "river")),
+        "reward/sea/0": ("builtins:max", ("sea",)),
+        "reward/sea/1": ("builtins:max", ("sea",)),
+    }

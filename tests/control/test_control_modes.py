@@ -10,7 +10,16 @@ from rollart.config.modes import MODES as SETTINGS
 from rollart.config.modes import Mode
 from rollart.policy.staleness import timeline
 from rollart.types.ids import TrajectoryId
-from rollart.types.journal import BatchClaimed, EvalEnded, GroupOpened, TrajectoryStarted, TurnEnded, WeightsSynced
+from rollart.types.journal import (
+    BatchClaimed,
+    EvalEnded,
+    GroupOpened,
+    StepTrained,
+    TrajectoryEnded,
+    TrajectoryStarted,
+    TurnEnded,
+    WeightsSynced,
+)
 from rollart.types.trajectory import Purpose
 
 INTERRUPT = ("areal", "rollart")
@@ -101,6 +110,27 @@ def test_evaluation_rounds_run_in_every_mode_and_are_never_trained(mode: str) ->
     assert len(set(by_group.values())) == 3 + 2, "every round asks the same held-out prompts"
     assert not set(by_group.values()) & {g.prompt for g in ran.of(GroupOpened) if g.purpose is Purpose.TRAIN}
     assert sum(started.group in by_group for started in ran.of(TrajectoryStarted)) == 15
+
+
+def test_evaluation_beside_training_leaves_most_environments_to_it() -> None:
+    ran = run(
+        world("mode=rollart", "eval_every=4", "tasks.game.eval_episodes=40", "tasks.game.environments=16", "steps=12")
+    )
+    completed(ran)
+    assert [round.step for round in ran.of(EvalEnded)] == [0, 4, 12], "the one at 8 was not over in time"
+    held_out = [group.group for group in ran.of(GroupOpened) if group.purpose is Purpose.EVAL]
+    steps = {group: (0, 4, 12)[number // 40] for number, group in enumerate(held_out)}
+    trained = [event.at for event in ran.of(StepTrained)]
+    running: set[TrajectoryId] = set()
+    most = {0: 0, 4: 0, 12: 0}
+    for event in ran.events:
+        if isinstance(event, TrajectoryStarted) and event.group in steps:
+            running.add(event.trajectory)
+            if event.at <= trained[-1] or steps[event.group] == 12:
+                most[steps[event.group]] = max(most[steps[event.group]], len(running))
+        elif isinstance(event, TrajectoryEnded):
+            running.discard(event.trajectory)
+    assert most == {0: 16, 4: 4, 12: 16}
 
 
 def test_a_long_evaluation_is_no_stall() -> None:

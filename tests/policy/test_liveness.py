@@ -77,10 +77,11 @@ def test_every_task_may_take_the_time_of_the_slowest_one() -> None:
     assert shares_bound_s(run(maze=MAZE)) == 60.0
 
 
-def test_held_out_episodes_take_a_quarter_of_the_environments_and_at_least_one() -> None:
+def test_held_out_episodes_beside_training_take_a_quarter_of_the_environments_and_at_least_one() -> None:
     environments = {"one": 1, "three": 3, "seven": 7, "eight": 8, "hundred": 100}
     config = run(**{name: TaskSettings(environments=count) for name, count in environments.items()})
-    assert [eval_concurrency(config, name) for name in environments] == [1, 1, 1, 2, 25]
+    assert [eval_concurrency(config, name, alone=False) for name in environments] == [1, 1, 1, 2, 25]
+    assert {name: eval_concurrency(config, name, alone=True) for name in environments} == environments
 
 
 def test_a_step_takes_the_sum_of_what_it_waits_for() -> None:
@@ -100,9 +101,10 @@ def test_the_slowest_evaluation_counts_not_the_longest_episode() -> None:
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-def test_evaluation_holds_a_step_up_only_where_rollout_drains(mode: Mode) -> None:
+def test_evaluation_holds_every_step_up_where_rollout_drains_and_else_the_first(mode: Mode) -> None:
     with_it, without = step_bound_s(run(mode)), step_bound_s(run(mode, eval_every=0))
-    assert with_it - without == (0.0 if MODES[mode].interrupt else 3 * 5 * 195.0)
+    rounds = 1 if MODES[mode].interrupt else 3
+    assert with_it - without == rounds * 5 * 195.0
 
 
 def test_a_task_without_held_out_episodes_is_not_waited_for() -> None:

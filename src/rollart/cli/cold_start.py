@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rollart.backends.environments.hf_codec import HfCodec
-from rollart.backends.trainers.cold_start import ColdStartSettings, Turns, cold_start
+from rollart.backends.trainers.cold_start import ColdStartSettings, Report, Turns, cold_start, silent
 from rollart.tasks.builtin import BUILT_IN, transcripts
 from rollart.tasks.tokenizer import build_tokenizer, tokenizer_files
 
@@ -27,7 +27,7 @@ TRANSCRIPTS = {"frozenlake": 1300, "math": 3800, "game": 2600}
 """How many a cold start learns from; one of FrozenLake is as long as three or four of the others."""
 
 
-def make_small_model(folder: Path, *, seed: int = 0, **changes: Any) -> float:
+def make_small_model(folder: Path, *, seed: int = 0, report: Report = silent, **changes: Any) -> float:
     """Make the model and write it to `folder`, with its tokenizer. Gives the last loss.
 
     `changes` are those of `ColdStartSettings`.
@@ -45,7 +45,7 @@ def make_small_model(folder: Path, *, seed: int = 0, **changes: Any) -> float:
         for turns in in_tokens(codec, (each.turns for each in transcripts(name, count, seed=seed)))
     ]
     settings = ColdStartSettings(model={"config": config}, seed=seed, **changes)
-    return cold_start(settings, learned, folder, files)
+    return cold_start(settings, learned, folder, files, report)
 
 
 def in_tokens(codec: HfCodec, episodes: Iterable[tuple[tuple[str, str], ...]]) -> list[Turns]:

@@ -128,6 +128,19 @@ def prompts_of(config: RunConfig, name: str, *, held_out: bool) -> PromptSource:
         raise ConfigError(f"tasks.{name}.prompt_path", str(error)) from error
 
 
+def baselines_of(config: RunConfig) -> dict[str, dict[str, float]]:
+    """What scripts reach on the held-out prompts that the run is evaluated on, where a task has scripts."""
+    from rollart.tasks.builtin import baselines  # late: it needs Gymnasium, which simulations do without
+
+    found = {}
+    for name, task in config.tasks.items():
+        source = prompts_of(config, name, held_out=True)
+        prompts = [source.next() for _ in range(task.eval_episodes)]
+        if prompts:
+            found[name] = baselines(task.environment, prompts, max_turns=task.max_turns, **task.environment_settings)
+    return found
+
+
 def real_parts(
     config: RunConfig, runtime: Runtime, sink: EventSink, store: WeightStore, checkpoints: Path | None = None
 ) -> Parts:
@@ -222,11 +235,19 @@ def _environments(config: RunConfig) -> list[WorkerSpec]:
 
 
 def _rewards(config: RunConfig) -> list[WorkerSpec]:
+    """Tasks with the same function share its workers, which have the name of the first of them."""
+    functions: dict[str, list[str]] = {}
+    for name, task in config.tasks.items():
+        functions.setdefault(task.reward, []).append(name)
     return [
         WorkerSpec(
-            f"reward/{name}/{index}", Role.REWARD, REWARD, REWARD_HOST, {"function": task.reward, "tasks": (name,)}
+            f"reward/{names[0]}/{index}",
+            Role.REWARD,
+            REWARD,
+            REWARD_HOST,
+            {"function": function, "tasks": tuple(names)},
         )
-        for name, task in config.tasks.items()
+        for function, names in functions.items()
         for index in range(config.reward_workers)
     ]
 

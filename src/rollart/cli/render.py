@@ -10,9 +10,13 @@ from rich.table import Table
 from rollart.config.schema import RunConfig
 from rollart.control.fleet import WorkerSpec
 from rollart.observe.report import Report
+from rollart.types.journal import EvalEnded
+
+Baselines = Mapping[str, Mapping[str, float]]
+"""What scripts reach on the held-out prompts of a task, worst first."""
 
 
-def show_report(console: Console, report: Report) -> None:
+def show_report(console: Console, report: Report, baselines: Baselines | None = None) -> None:
     """One run."""
     console.print(
         f"[bold]{report.name}[/] · {report.mode} · α = {report.alpha} · seed {report.seed} · {report.steps} steps in "
@@ -21,6 +25,8 @@ def show_report(console: Console, report: Report) -> None:
     console.print(_figures(report))
     console.print(_pools(report))
     console.print(_counts(report))
+    if report.evaluations:
+        console.print(_learned(report, baselines or {}))
 
 
 def show_plan(console: Console, config: RunConfig, workers: Sequence[WorkerSpec]) -> None:
@@ -146,17 +152,30 @@ def _counts(report: Report) -> Table:
     if report.fallbacks:
         table.add_row("placed elsewhere", _list(report.fallbacks))
     table.add_row("mean reward", ", ".join(f"{task} {value:.3f}" for task, value in report.reward.items()) or "none")
-    for evaluation in report.evaluations:
-        mean = "no score" if evaluation.mean_reward is None else f"{evaluation.mean_reward:.3f}"
-        table.add_row(
-            f"held-out {evaluation.task}, step {evaluation.step}",
-            f"{mean} over {evaluation.scored} of {evaluation.episodes} episodes",
-        )
     rare = {"shares redistributed": report.redistributed, "workers lost": report.workers_lost, "stalls": report.stalls}
     for label, count in rare.items():
         if count:
             table.add_row(label, str(count))
     return table
+
+
+def _learned(report: Report, baselines: Baselines) -> Table:
+    """The first evaluation of every task against its last one, and scripts beside."""
+    table = _table("held-out reward", "before", "after", "episodes", "scripts on the same prompts")
+    table.columns[4].justify = "left"
+    rounds: dict[str, list[EvalEnded]] = {}
+    for evaluation in report.evaluations:
+        rounds.setdefault(evaluation.task, []).append(evaluation)
+    for task, evaluations in rounds.items():
+        first, last = evaluations[0], evaluations[-1]
+        scripts = ", ".join(f"{name} {score:.2f}" for name, score in baselines.get(task, {}).items())
+        table.add_row(task, _score(first), _score(last), f"{last.scored} of {last.episodes}", scripts)
+    return table
+
+
+def _score(evaluation: EvalEnded) -> str:
+    mean = "no score" if evaluation.mean_reward is None else f"{evaluation.mean_reward:.3f}"
+    return f"{mean} (step {evaluation.step})"
 
 
 def _table(*columns: str) -> Table:

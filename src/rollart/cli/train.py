@@ -16,7 +16,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from rollart.cli.compose import check_real, is_cold_start, process_store, real_parts, worker_specs
+from rollart.cli.compose import baselines_of, check_real, is_cold_start, process_store, real_parts, worker_specs
 from rollart.cli.progress import Narrator
 from rollart.cli.render import show_plan, show_report
 from rollart.cli.view import LiveView
@@ -100,7 +100,7 @@ def train(
         }
         sys.stdout.write(msgspec.json.encode(figures | extra).decode() + "\n")
         return
-    show_report(Console(), report)
+    show_report(Console(), report, baselines_of(checked))
 
 
 def _resumed(folder: Path, assignments: list[str]) -> tuple[RunConfig, Path, RunState | None]:
@@ -131,8 +131,13 @@ def with_model(config: RunConfig, folder: Path) -> RunConfig:
 
         _say("cold start: a small model learns from scripted transcripts how the tasks are spoken to")
         began = time.perf_counter()
-        loss = make_small_model(model, seed=config.seed, **config.model["cold_start"])
-        _say(f"cold start: {time.perf_counter() - began:.0f} s, loss {loss:.3f}")
+        make_small_model(
+            model,
+            seed=config.seed,
+            report=lambda steps, loss: _say(f"cold start: {steps} steps, loss {loss:.3f}"),
+            **config.model["cold_start"],
+        )
+        _say(f"cold start: took {time.perf_counter() - began:.0f} s")
     return config.model_copy(update={"model": str(model)})
 
 

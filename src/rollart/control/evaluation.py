@@ -1,8 +1,8 @@
 """Evaluation rounds: held-out episodes through the same control plane, beside training.
 
-A round asks for the same held-out prompts every time. Its episodes start before new training work but never hold more
-than a quarter of a task's environments, so that they do not stall a batch. A failed episode is no score of 0: it is
-left out and counted.
+A round asks for the same held-out prompts every time. Its episodes start before new training work. While training goes
+on they hold at most a quarter of a task's environments, so that they do not stall a batch; before the first step, and
+where they are waited for, they may have all of them. A failed episode is no score of 0: it is left out and counted.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ class _Round:
     step: int
     waiting: deque[Ticket]
     episodes: int
+    at_once: int
     running: int = 0
     rewards: list[float] = field(default_factory=list)
     failed: int = 0
@@ -46,20 +47,26 @@ class Evaluation:
 
     def open(self, step: int) -> None:
         """Start a round for every task that has held-out episodes."""
-        for task, settings in self._context.config.tasks.items():
+        config = self._context.config
+        for task, settings in config.tasks.items():
             if settings.eval_episodes and task not in self._rounds:
                 source = self._prompts[task]
                 source.seek(self._start[task])
                 tickets = deque(Ticket(-1, source.next()) for _ in range(settings.eval_episodes))
-                self._rounds[task] = _Round(step, tickets, settings.eval_episodes)
+                at_once = eval_concurrency(config, task, alone=False)
+                self._rounds[task] = _Round(step, tickets, settings.eval_episodes, at_once)
+        self.opened()
+
+    def go_first(self) -> None:
+        """Nothing is trained until the open rounds are over, or nobody would mind: they may have all environments."""
+        for task, round in self._rounds.items():
+            round.at_once = eval_concurrency(self._context.config, task, alone=True)
         self.opened()
 
     def next(self, task: str) -> Ticket | None:
         """The next episode to start, if one may."""
         round = self._rounds.get(task)
-        if round is None or not round.waiting:
-            return None
-        if round.running >= eval_concurrency(self._context.config, task):
+        if round is None or not round.waiting or round.running >= round.at_once:
             return None
         round.running += 1
         return round.waiting.popleft()
@@ -78,6 +85,7 @@ class Evaluation:
 
     async def finished(self) -> None:
         """Return once no round is open. Each episode has deadlines of its own; this one catches that none ends."""
+        self.go_first()
         config = self._context.config
         limit_s = EVAL_ATTEMPTS * max(episode_bound_s(config, task) for task in config.tasks)
         while self._rounds:

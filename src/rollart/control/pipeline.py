@@ -148,6 +148,7 @@ class Pipeline:
         self._fleet.start()
         step = await self._start_epoch()
         self._open_evaluation(step)
+        self._evaluation.go_first()  # what is compared with later was not trained yet
         await self._train_all(step)
         await self._evaluation.finished()
         self._rollout.stop("the run ended")

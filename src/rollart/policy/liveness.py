@@ -58,17 +58,22 @@ def step_bound_s(config: RunConfig) -> float:
     )
 
 
-def eval_concurrency(config: RunConfig, task: str) -> int:
-    """Held-out episodes of a task at once: a quarter of its environments, so that training goes on."""
-    return max(1, config.tasks[task].environments // 4)
+def eval_concurrency(config: RunConfig, task: str, *, alone: bool) -> int:
+    """Held-out episodes of a task at once: all its environments, or a quarter where training is to go on beside."""
+    environments = config.tasks[task].environments
+    return environments if alone else max(1, environments // 4)
 
 
 def _evaluation_bound_s(config: RunConfig) -> float:
-    """Where rollout drains at an update, held-out episodes end first: so many rounds of them, each prompt retried."""
-    if not config.eval_every or config.mode_settings.interrupt:
+    """Held-out episodes in so many rounds, each prompt retried.
+
+    Where rollout drains at an update, all end first; elsewhere only those before the first step hold it up.
+    """
+    if not config.eval_every:
         return 0.0
+    alone = config.mode_settings.interrupt
     rounds = {
-        task: math.ceil(settings.eval_episodes / eval_concurrency(config, task))
+        task: math.ceil(settings.eval_episodes / eval_concurrency(config, task, alone=alone))
         for task, settings in config.tasks.items()
     }
     return max(EVAL_ATTEMPTS * rounds[task] * episode_bound_s(config, task) for task in config.tasks)

@@ -1,12 +1,14 @@
 """The built-in tasks in one table: environment, limits, scripted baselines, and whom a cold start learns from."""
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from rollart.ports.environment import TextEnvironment
+from rollart.ports.factory import load
 from rollart.tasks import arithmetic, frozenlake, game
 from rollart.tasks.prompts import SeedPrompts
-from rollart.tasks.scripts import Script, Transcript, play
+from rollart.tasks.scripts import Script, Transcript, play, success_rate
+from rollart.types.trajectory import Prompt
 
 TRANSCRIPT_SEEDS = 2_000_000
 """Where the seeds of transcripts begin."""
@@ -15,7 +17,7 @@ TRANSCRIPT_SEEDS = 2_000_000
 class BuiltIn(NamedTuple):
     """A task as it comes with the package."""
 
-    build: Callable[[], TextEnvironment]
+    build: type[TextEnvironment]
     max_turns: int
     max_turn_tokens: int
     """Of the small tokenizer."""
@@ -25,6 +27,10 @@ class BuiltIn(NamedTuple):
     """Whom a cold start learns from; never an expert, so that there is something left to learn."""
     baselines: Mapping[str, Script]
     """From worst to best."""
+
+    @property
+    def factory(self) -> str:
+        return f"{self.build.__module__}:{self.build.__name__}"
 
 
 BUILT_IN: Mapping[str, BuiltIn] = {
@@ -70,3 +76,12 @@ def transcripts(name: str, count: int, *, seed: int = 0) -> list[Transcript]:
     prompts = SeedPrompts(name, TRANSCRIPT_SEEDS, count, shuffle_seed=seed, held_out=False)
     environment = task.build()
     return [play(environment, prompts.next(), task.mediocre, max_turns=task.max_turns, seed=seed) for _ in range(count)]
+
+
+def baselines(factory: str, prompts: Sequence[Prompt], *, max_turns: int, **settings: Any) -> dict[str, float]:
+    """The share of these prompts that each script solves, worst first, if the factory is that of a built-in task."""
+    scripts = next((task.baselines for task in BUILT_IN.values() if task.factory == factory), {})
+    return {
+        name: success_rate(load(factory)(**settings), prompts, script, max_turns=max_turns)
+        for name, script in scripts.items()
+    }

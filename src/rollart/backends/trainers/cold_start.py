@@ -7,10 +7,9 @@ holds: only answers are learned, never observations; the same settings and trans
 is there whole or not at all, and engines, trainers and `from_pretrained` load it as it is.
 """
 
-import logging
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +31,7 @@ from rollart.types.tokens import LOGPROB, Generated, Segment, TokenSequence, Ver
 from rollart.types.trajectory import TrainSample, Turn
 from rollart.types.versions import Version
 
-logger = logging.getLogger(__name__)
-
-REPORTED_STEPS = 50
+REPORTED_STEPS = 100
 
 Turns = Sequence[tuple[Sequence[int], Sequence[int]]]
 """A transcript in tokens: what was observed and what was answered, turn by turn."""
@@ -52,22 +49,37 @@ class ColdStartSettings(Strict):
     matrix_rate: float = Field(default=0.02, gt=0)
     """Of the layers' matrices, by Muon."""
     device: str = "cpu"
+    threads: int = Field(default=1, ge=1)
+    """More are quicker alone on a machine, and far slower beside others."""
+
+
+Report = Callable[[int, float], None]
+"""Told now and then how many steps are made, and the loss."""
+
+
+def silent(steps: int, loss: float) -> None:
+    pass
 
 
 def cold_start(
-    settings: ColdStartSettings, transcripts: Sequence[Turns], folder: Path, beside: Mapping[str, bytes]
+    settings: ColdStartSettings,
+    transcripts: Sequence[Turns],
+    folder: Path,
+    beside: Mapping[str, bytes],
+    report: Report = silent,
 ) -> float:
     """Train a fresh model and write it to `folder`, with the files `beside` its weights. Gives the last loss."""
     if folder.exists():
         raise RequestError(f"{folder} is there already; name a new folder, nothing there is written over")
     model = build_model(settings.model, dtype="float32", device=settings.device, seed=settings.seed)
-    loss = _train(settings, PackedModel(model), transcripts)
+    torch.set_num_threads(settings.threads)
+    loss = _train(settings, PackedModel(model), transcripts, report)
     layout = whole_model(model)
     _write(folder, model_files(layout, beside, layout.tensors))
     return loss
 
 
-def _train(settings: ColdStartSettings, packed: PackedModel, transcripts: Sequence[Turns]) -> float:
+def _train(settings: ColdStartSettings, packed: PackedModel, transcripts: Sequence[Turns], report: Report) -> float:
     rows = items([_sample(number, turns) for number, turns in enumerate(transcripts)], packed.vocabulary)
     if not rows:
         raise RequestError("a cold start needs transcripts with answers, and there are none")
@@ -98,8 +110,8 @@ def _train(settings: ColdStartSettings, packed: PackedModel, transcripts: Sequen
         muon.step(settings.matrix_rate * share)
         packed.model.zero_grad(set_to_none=True)
         learned = float(loss.detach())
-        if step % REPORTED_STEPS == 0:
-            logger.info("cold start: step %d of %d, loss %.3f", step, settings.steps, learned)
+        if (step + 1) % REPORTED_STEPS == 0:
+            report(step + 1, learned)
     return learned
 
 
