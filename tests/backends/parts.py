@@ -61,7 +61,8 @@ class Driver:
 
     def slice(self) -> float | None:
         """One `advance`; gives its `wake_at`."""
-        events, wake_at = self.worker.advance(time.monotonic())
+        advance = self.worker.advance(time.monotonic())
+        events, wake_at = advance.events, advance.wake_at
         self.events += events
         self.staging -= {event.version for event in events if isinstance(event, Staged | StageFailed)}
         return wake_at

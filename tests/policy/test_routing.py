@@ -76,6 +76,16 @@ def test_an_engine_that_came_back_joined_last() -> None:
     assert place(router) == on("b", "H800")
 
 
+def test_an_engine_that_came_back_in_another_class_is_of_that_class() -> None:
+    router = cluster(a=("H800", 4, 1))
+    router.engine_left(WorkerId("a"))
+    router.engine_joined(WorkerId("a"), "H20", 4)
+    router.engine_serves(WorkerId("a"), V0)
+    chat = TrajectoryId(1)
+    placed = [router.place(chat, "anywhere", None, 0.0) for _ in range(2)]
+    assert [placement and placement.hardware for placement in placed] == ["H20", "H20"]
+
+
 def test_an_engine_that_serves_no_version_yet_gets_nothing() -> None:
     router = Router({"game": GAME})
     router.engine_joined(WorkerId("a"), "H800", 8)

@@ -65,8 +65,8 @@ class Bent:
         self.worker.post([kept for command in commands for kept in self.command(command)])
 
     def advance(self, now: float) -> Advance:
-        events, wake_at = self.worker.advance(now)
-        return Advance([kept for event in events for kept in self.event(event)], wake_at)
+        advance = self.worker.advance(now)
+        return Advance([kept for event in advance.events for kept in self.event(event)], advance.wake_at)
 
     def close(self) -> None:
         self.worker.close()
@@ -188,9 +188,9 @@ class ForgetsSessions(Bent):
         return [command]
 
     def advance(self, now: float) -> Advance:
-        events, wake_at = super().advance(now)
+        advance = super().advance(now)
         missed, self._missed = self._missed, []
-        return Advance([*missed, *events], wake_at)
+        return Advance([*missed, *advance.events], advance.wake_at)
 
 
 class IgnoresTheWhole(Bent):
@@ -368,9 +368,9 @@ class SavesNothing(Bent):
         return [command]
 
     def advance(self, now: float) -> Advance:
-        events, wake_at = super().advance(now)
+        advance = super().advance(now)
         answers, self._answers = self._answers, []
-        return Advance([*events, *answers], wake_at)
+        return Advance([*advance.events, *answers], advance.wake_at)
 
     def keeps(self, command: Save) -> bool:  # noqa: ARG002
         return False

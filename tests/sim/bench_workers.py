@@ -63,8 +63,9 @@ def engine(concurrent: int, turns: int, progress_interval_s: float) -> float:
         else:
             assert wake is not None
             now = wake
-        events, wake = worker.advance(now)
-        for event in events:
+        advance = worker.advance(now)
+        wake = advance.wake_at
+        for event in advance.events:
             if isinstance(event, TurnDone):
                 done += 1
                 heapq.heappush(arrivals, (now + 1.0, session_of[event.request], done))
@@ -74,23 +75,24 @@ def engine(concurrent: int, turns: int, progress_interval_s: float) -> float:
 def environments(slots: int, steps: int) -> float:
     worker = SimEnvironments({"task": TASK, "profile": PROFILE, "slots": slots, "seed": 1}, lambda: None)
     worker.post([Reset(TrajectoryId(slot), slot, prompt(slot), 0) for slot in range(slots)])
-    _, wake = worker.advance(0.0)
+    wake = worker.advance(0.0).wake_at
     done, ids = 0, slots
     action = Segment(200, None)
     start = time.process_time()
     while done < steps:
         assert wake is not None
         now = wake
-        events, wake = worker.advance(now)
-        for event in events:
+        advance = worker.advance(now)
+        wake = advance.wake_at
+        for event in advance.events:
             done += 1
             if isinstance(event, Observed) and not event.done:
                 worker.post([Step(event.episode, event.turn + 1, action)])
             else:
                 ids += 1
                 worker.post([Reset(TrajectoryId(ids), event.episode % slots, prompt(ids), 0)])
-        if events:
-            _, wake = worker.advance(now)
+        if advance.events:
+            wake = worker.advance(now).wake_at
     return (time.process_time() - start) / done * 1e6
 
 

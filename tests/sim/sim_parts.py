@@ -108,7 +108,8 @@ class Driver:
         return [event for _, event in self.log if isinstance(event, kind)]
 
     def _advance(self) -> list[WorkerEvent]:
-        events, self.wake_at = self.worker.advance(self.now)
+        advance = self.worker.advance(self.now)
+        events, self.wake_at = advance.events, advance.wake_at
         self.log += [(self.now, event) for event in events]
         return events
 

@@ -115,8 +115,8 @@ def test_a_failed_environment_becomes_a_reward_of_0(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_wait_has_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    def for_ever(self: Waits, wait: Wait, owner: str, *rest: Any) -> None:
-        if not owner.startswith("environment"):
+    def for_ever(self: Waits, wait: Wait, owner: object, *rest: Any) -> None:
+        if not str(owner).startswith("environment"):
             real(self, wait, owner, *rest)
 
     real = Waits.open
@@ -277,8 +277,8 @@ def test_a_redundant_member_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_hung_trainer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a deadline, but far beyond the bound that the run stated."""
 
-    def patient(self: Waits, wait: Wait, owner: str, what: str, seconds: float, action: str) -> None:
-        real(self, wait, owner, what, 50 * seconds if owner.startswith("trainer") else seconds, action)
+    def patient(self: Waits, wait: Wait, owner: object, what: str, seconds: float, action: str) -> None:
+        real(self, wait, owner, what, 50 * seconds if str(owner).startswith("trainer") else seconds, action)
 
     real = Waits.open
     monkeypatch.setattr(Waits, "open", patient)

@@ -16,23 +16,42 @@ from rollart.types.journal import PoolTime
 
 
 class _Pool:
-    __slots__ = ("busy", "capacity", "causes", "since", "state")
+    __slots__ = ("busy", "busy_s", "capacity", "causes", "idle_s", "since", "state")
 
     def __init__(self, now: float) -> None:
         self.capacity = 0
         self.busy = 0
         self.state = "no_work"
         self.since = now
+        self.busy_s = 0.0
+        self.idle_s = 0.0
+        """For the cause that is `state`."""
         self.causes: dict[str, float] = {}
+        """For the others."""
 
     def settle(self, now: float) -> None:
         elapsed = now - self.since
         if elapsed > 0:
             self.since = now
-            if self.busy:
-                self.causes["busy"] = self.causes.get("busy", 0.0) + elapsed * self.busy
-            if self.capacity > self.busy:
-                self.causes[self.state] = self.causes.get(self.state, 0.0) + elapsed * (self.capacity - self.busy)
+            busy = self.busy
+            self.busy_s += elapsed * busy
+            if self.capacity > busy:
+                self.idle_s += elapsed * (self.capacity - busy)
+
+    def idle_for(self, cause: str, now: float) -> None:
+        """From here on, idle time has this cause."""
+        if self.state != cause:
+            self.settle(now)
+            self.causes[self.state] = self.idle_s
+            self.state = cause
+            self.idle_s = self.causes.pop(cause, 0.0)
+
+    def take(self) -> dict[str, float]:
+        """The seconds so far, by cause; those that are none left out."""
+        seconds = {"busy": self.busy_s, self.state: self.idle_s, **self.causes}
+        self.busy_s = self.idle_s = 0.0
+        self.causes = {}
+        return {cause: spent_s for cause, spent_s in seconds.items() if spent_s}
 
 
 class Accounts:
@@ -75,17 +94,14 @@ class Accounts:
     def idle_for(self, pool: str, cause: str, now: float) -> None:
         """From here on, idle time of a non-engine pool has this cause."""
         entry = self._others.get(pool)
-        if entry is not None and entry.state != cause:
-            entry.settle(now)
-            entry.state = cause
+        if entry is not None:
+            entry.idle_for(cause, now)
 
     def changed(self, now: float) -> None:
         """A counter or flag above moved: idle engines may have another cause from here on."""
         cause = self._engine_cause()
         for entry in self._engines.values():
-            if entry.state != cause:
-                entry.settle(now)
-                entry.state = cause
+            entry.idle_for(cause, now)
 
     def _engine_cause(self) -> str:
         if self.suspended:
@@ -106,7 +122,7 @@ class Accounts:
         for pools in (self._engines, self._others):
             for name, entry in pools.items():
                 entry.settle(now)
-                if entry.causes:
-                    out.append(PoolTime(now, name, entry.causes))
-                    entry.causes = {}
+                seconds = entry.take()
+                if seconds:
+                    out.append(PoolTime(now, name, seconds))
         return out

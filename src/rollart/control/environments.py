@@ -7,7 +7,6 @@ rests before it gets work again, longer each time, and is given up in the end; t
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from rollart.control.context import Context
 from rollart.control.fleet import Fleet, WorkerSpec
@@ -31,14 +30,18 @@ from rollart.types.trajectory import Trajectory
 POOL = "environments"
 
 
-@dataclass(frozen=True, slots=True)
 class Slot:
-    """One environment."""
+    """One environment, and what its episode waits for, if anything: `answer`, to `turn`."""
 
-    worker: WorkerId
-    index: int
-    task: str
-    name: str
+    __slots__ = ("answer", "index", "name", "task", "turn", "worker")
+
+    def __init__(self, worker: WorkerId, index: int, task: str) -> None:
+        self.worker = worker
+        self.index = index
+        self.task = task
+        self.name = f"{worker}#{index}"
+        self.turn = 0
+        self.answer: asyncio.Future[Observed] | None = None
 
 
 class EnvironmentPool:
@@ -50,7 +53,8 @@ class EnvironmentPool:
         self._health = HealthBook(ENVIRONMENT)
         self._free: dict[str, deque[Slot]] = {}
         self._workers: dict[WorkerId, int] = {}
-        self._asked: dict[TrajectoryId, tuple[WorkerId, int, asyncio.Future[Observed]]] = {}
+        self._seats: dict[TrajectoryId, Slot] = {}
+        """Where the open episodes are."""
         self.changed: Callable[[], None] = lambda: None
         """Told when a slot became free."""
         fleet.attach(Role.ENVIRONMENT, self)
@@ -85,19 +89,17 @@ class EnvironmentPool:
 
     def reset(self, slot: Slot, trajectory: Trajectory) -> "asyncio.Future[Observed]":
         """Start an episode in a fresh environment."""
-        future = self._expect(slot, trajectory.id, 0)
-        self._fleet.post(slot.worker, [Reset(trajectory.id, slot.index, trajectory.prompt, trajectory.member)])
-        return future
+        self._seats[trajectory.id] = slot
+        return self._ask(slot, 0, Reset(trajectory.id, slot.index, trajectory.prompt, trajectory.member))
 
     def step(self, slot: Slot, trajectory: Trajectory, action: Segment) -> "asyncio.Future[Observed]":
         """Act; the turn is the trajectory's."""
-        future = self._expect(slot, trajectory.id, trajectory.turns)
-        self._fleet.post(slot.worker, [Step(trajectory.id, trajectory.turns, action)])
-        return future
+        turn = trajectory.turns
+        return self._ask(slot, turn, Step(trajectory.id, turn, action))
 
     def close(self, slot: Slot, trajectory: Trajectory) -> None:
         """The episode is over or given up."""
-        self._asked.pop(trajectory.id, None)
+        self._seats.pop(trajectory.id, None)
         self._fleet.post(slot.worker, [Close(trajectory.id)])
 
     def worker_joined(self, worker: WorkerId, spec: WorkerSpec, info: WorkerInfo) -> None:
@@ -106,7 +108,7 @@ class EnvironmentPool:
         self._workers[worker] = info.slots
         self._context.accounts.capacity(spec.pool, info.slots, self._context.now(), engines=False)
         free = self._free.setdefault(info.task, deque())
-        free.extend(Slot(worker, index, info.task, f"{worker}#{index}") for index in range(info.slots))
+        free.extend(Slot(worker, index, info.task) for index in range(info.slots))
         self.changed()
 
     def worker_left(self, worker: WorkerId, spec: WorkerSpec, reason: str) -> None:
@@ -114,28 +116,31 @@ class EnvironmentPool:
         self._context.accounts.capacity(spec.pool, -slots, self._context.now(), engines=False)
         for task, free in self._free.items():
             self._free[task] = deque(slot for slot in free if slot.worker != worker)
-        for host, _, future in list(self._asked.values()):
-            if host == worker and not future.done():
-                future.set_exception(EnvironmentFault(f"{worker} was lost: {reason}"))
+        for slot in list(self._seats.values()):
+            if slot.worker == worker and slot.answer is not None and not slot.answer.done():
+                slot.answer.set_exception(EnvironmentFault(f"{worker} was lost: {reason}"))
 
     def _put_back(self, slot: Slot) -> None:
         if slot.worker in self._workers:
             self._free[slot.task].append(slot)
             self.changed()
 
-    def _expect(self, slot: Slot, episode: TrajectoryId, turn: int) -> "asyncio.Future[Observed]":
-        future: asyncio.Future[Observed] = self._context.loop.create_future()
-        self._asked[episode] = (slot.worker, turn, future)
-        if slot.worker not in self._workers:
+    def _ask(self, slot: Slot, turn: int, command: Reset | Step) -> "asyncio.Future[Observed]":
+        slot.turn = turn
+        slot.answer = future = self._context.loop.create_future()
+        if slot.worker in self._workers:
+            self._fleet.post(slot.worker, [command])
+        else:
             future.set_exception(EnvironmentFault(f"{slot.worker} is gone"))
         return future
 
     def _answer(self, worker: WorkerId, episode: TrajectoryId, turn: int) -> "asyncio.Future[Observed] | None":
         """The future that waits for exactly this answer; None for late and doubled ones."""
-        asked = self._asked.get(episode)
-        if asked is None or asked[0] != worker or asked[1] != turn or asked[2].done():
+        slot = self._seats.get(episode)
+        if slot is None or slot.worker != worker or slot.turn != turn:
             return None
-        return asked[2]
+        answer, slot.answer = slot.answer, None
+        return None if answer is None or answer.done() else answer
 
     def _observed(self, worker: WorkerId, event: Observed) -> None:
         future = self._answer(worker, event.episode, event.turn)

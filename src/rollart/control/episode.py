@@ -20,9 +20,10 @@ from rollart.control.rewards import RewardDispatch
 from rollart.control.waits import fail
 from rollart.policy.seeds import member_key, turn_seed
 from rollart.policy.watch import Wait
-from rollart.types.errors import EngineFault, EnvironmentFault, RewardFault, RollartError
+from rollart.types.errors import EngineFault, EnvironmentFault, InvariantBroken, RewardFault, RollartError
 from rollart.types.journal import TurnEnded
 from rollart.types.messages import Observed, Sampling
+from rollart.types.tokens import Segment
 from rollart.types.trajectory import Outcome, Purpose, Trajectory
 from rollart.types.versions import Version
 
@@ -65,18 +66,18 @@ class EnvManager:
     """
 
     __slots__ = (
+        "_action",
         "_barrier",
         "_fault",
         "_in_environment",
         "_in_step",
-        "_name",
         "_pending",
         "_reward_gate",
-        "_seat",
         "_seed_key",
         "_settings",
         "_stage",
         "_stop",
+        "_truncated",
         "_wait",
         "slot",
         "trajectory",
@@ -93,13 +94,19 @@ class EnvManager:
         self._stop: Stopped | None = None
         self._in_environment = True
         self._in_step = False
-        self._name = f"trajectory {trajectory.id}"
-        self._seat = f"{slot.name} for {self._name}"
+        self._action: Segment | None = None
+        """What was sampled, until it is acted on."""
+        self._truncated = False
         self._seed_key = member_key(stage.context.config.seed, trajectory.prompt.seed, trajectory.member)
         # Evaluation takes no part in what a mode does to a training batch.
         training = trajectory.purpose is Purpose.TRAIN
         self._barrier = stage.barrier if training else None
         self._reward_gate = stage.reward_gate if training else None
+
+    def __str__(self) -> str:
+        """Who waits: the agent or, while it acts, its environment."""
+        name = f"trajectory {self.trajectory.id}"
+        return f"{self.slot.name} for {name}" if self._in_step else name
 
     def stop(self, outcome: Outcome, cause: str) -> None:
         """End the episode with this outcome at once, wherever it is. The first stop counts."""
@@ -112,43 +119,34 @@ class EnvManager:
         """From reset to the one outcome: play until the environment or a limit of the agent's own ends it, then reward.
 
         All of it in one coroutine, because every turn wakes it twice, through whatever coroutines await each other.
+        No answer stays in a variable while it waits for the next one: ten thousand of them would be cold memory.
         """
-        trajectory, settings, stage = self.trajectory, self._settings, self._stage
-        environments, slot, barrier = stage.environments, self.slot, self._barrier
+        trajectory, settings, stage, barrier = self.trajectory, self._settings, self._stage, self._barrier
         outcome, cause = Outcome.CANCELLED, "the run ended"
         fault: str | None = None
         try:
             if barrier is not None:
                 barrier.join(trajectory.id)
-            answer = environments.reset(slot, trajectory)
-            observed = await self._expect_environment(answer, "reset", settings.reset_deadline_s)
-            self._arrived()
-            self._take(observed)
-            while not observed.done:
+            over = self._take(await self._reset())
+            while not over:
                 if trajectory.sequence.length >= settings.max_context or trajectory.turns >= settings.max_turns:
-                    truncated = True
+                    self._truncated = True
                     break
                 if barrier is not None:
                     await self._at_barrier(barrier)
                 stage.check_bound(trajectory)
-                result = await self._ask_turn()
-                self._arrived()
-                self._take_turn(result)
+                self._take_turn(await self._ask_turn())
                 if barrier is not None:
                     await self._at_barrier(barrier)
-                answer = environments.step(slot, trajectory, result.generated.tokens)
-                observed = await self._expect_environment(answer, "step", settings.step_deadline_s)
-                self._arrived()
-                self._take(observed)
+                over = self._take(await self._step())
             else:
                 stage.check_bound(trajectory)
-                truncated = observed.truncated
             self._leave_environment(None)
-            await self._reward(truncated)
+            await self._reward(self._truncated)
             if self._stop is not None:
                 # Its reward came in the same moment, but too late: its group is closed.
                 raise self._stop
-            outcome, cause = Outcome.TRUNCATED if truncated else Outcome.COMPLETED, ""
+            outcome, cause = Outcome.TRUNCATED if self._truncated else Outcome.COMPLETED, ""
         except Stopped as stopped:
             outcome, cause = stopped.outcome, stopped.cause
         except EnvironmentFault as error:
@@ -165,16 +163,29 @@ class EnvManager:
             trajectory.outcome = outcome
             stage.ended(self, outcome, cause)
 
+    def _reset(self) -> "asyncio.Future[Observed]":
+        answer = self._stage.environments.reset(self.slot, self.trajectory)
+        return self._expect_environment(answer, "reset", self._settings.reset_deadline_s)
+
+    def _step(self) -> "asyncio.Future[Observed]":
+        action, self._action = self._action, None
+        if action is None:
+            raise InvariantBroken(f"{self} acts before anything was sampled")
+        answer = self._stage.environments.step(self.slot, self.trajectory, action)
+        return self._expect_environment(answer, "step", self._settings.step_deadline_s)
+
     def _expect_environment(
         self, future: "asyncio.Future[Observed]", what: str, seconds: float
     ) -> "asyncio.Future[Observed]":
         context = self._stage.context
         self._in_step = True
         context.accounts.busy(POOL, +1, context.now())
-        context.waits.open(self._wait, self._seat, what, seconds, "it gets a fresh one")
+        context.waits.open(self._wait, self, what, seconds, "it gets a fresh one")
         return self._expect(future, EnvironmentFault)
 
-    def _take(self, observed: Observed) -> None:
+    def _take(self, observed: Observed) -> bool:
+        """What the environment showed; gives whether that was the end."""
+        self._arrived()
         trajectory = self.trajectory
         if observed.new_sequence:
             trajectory.open_sequence()
@@ -183,8 +194,10 @@ class EnvManager:
             trajectory.turn_rewards.append(observed.reward)
         if observed.done:
             trajectory.artifact = observed.artifact
+            self._truncated = observed.truncated
         elif trajectory.states is not None:
             trajectory.states.append(observed.state or self._seen(observed))
+        return observed.done
 
     def _seen(self, observed: Observed) -> bytes:
         """What makes its state. Simulated tokens show nothing: then it is a state that nobody else comes to."""
@@ -202,12 +215,14 @@ class EnvManager:
             seed=turn_seed(self._seed_key, trajectory.turns),
         )
         deadline_s = context.config.deadlines.turn_s
-        context.waits.open(self._wait, self._name, "a turn by an engine", deadline_s, "it ends as engine_failed")
+        context.waits.open(self._wait, self, "a turn by an engine", deadline_s, "it ends as engine_failed")
         return self._expect(stage.proxy.generate(trajectory, sampling), EngineFault)
 
     def _take_turn(self, result: TurnResult) -> None:
+        self._arrived()
         trajectory, context = self.trajectory, self._stage.context
         generated = result.generated
+        self._action = generated.tokens
         trajectory.sequence.append_sampled(generated)
         trajectory.turns += 1
         trajectory.turn_tokens.append(generated.tokens.length)
@@ -233,7 +248,7 @@ class EnvManager:
     async def _at_barrier(self, barrier: BarrierGate) -> None:
         future = barrier.arrive(self.trajectory.id)
         if future is not None:
-            await barrier.wait(self._expect(future, EngineFault), self._name)
+            await barrier.wait(self._expect(future, EngineFault), str(self))
             self._arrived()
 
     async def _reward(self, truncated: bool) -> None:
@@ -243,7 +258,7 @@ class EnvManager:
         try:
             if self._reward_gate is not None:
                 gate = self._expect(self._reward_gate.arrive(trajectory.id), RewardFault)
-                await self._reward_gate.wait(gate, self._name)
+                await self._reward_gate.wait(gate, str(self))
                 self._arrived()
             trajectory.reward = await self._expect(self._stage.rewards.score(trajectory), RewardFault)
         finally:

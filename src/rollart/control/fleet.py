@@ -53,6 +53,7 @@ class Fleet:
         self._health = {role: HealthBook(ENGINE if role is Role.ENGINE else WORKER) for role in Role}
         self._closing = False
         self._joining: dict[WorkerId, Wait] = {}
+        self.post: Callable[[WorkerId, Sequence[WorkerCommand]], None] = runtime.post
         runtime.listen(self)
 
     def attach(self, role: Role, handler: RoleHandler) -> None:
@@ -66,9 +67,6 @@ class Fleet:
     def start(self) -> None:
         for spec in list(self._specs.values()):
             self._spawn(spec)
-
-    def post(self, worker: WorkerId, commands: Sequence[WorkerCommand]) -> None:
-        self._runtime.post(worker, commands)
 
     def replace(self, worker: WorkerId, reason: str) -> None:
         """Take a worker for dead although it has not said so (silent, or past a deadline) and start another."""
@@ -102,11 +100,14 @@ class Fleet:
                 handler.worker_joined(worker, spec, info)
 
     def events(self, worker: WorkerId, events: Sequence[WorkerEvent]) -> None:
-        with self._context.nursery.boundary:
+        # As `nursery.boundary`, written out: a run hears of two events for every turn.
+        try:
             for event in events:
                 if worker not in self._alive:
                     return
                 self._handlers[type(event)](worker, event)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it ends the run
+            self._context.nursery.fail(error)
 
     def died(self, worker: WorkerId, reason: str) -> None:
         with self._context.nursery.boundary:

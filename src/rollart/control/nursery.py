@@ -10,6 +10,7 @@ their error; the loop itself would log it and go on.
 
 import asyncio
 from collections.abc import Coroutine
+from contextvars import copy_context
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -37,6 +38,8 @@ class Boundary:
 class Nursery:
     def __init__(self) -> None:
         self.boundary = Boundary(self)
+        self._context = copy_context()
+        """One for all children: none sets a variable in it, and ten thousand copies of it would be cold memory."""
         self._children: dict[asyncio.Task[Any], None] = {}
         self._main: asyncio.Task[Any] | None = None
         self._error: BaseException | None = None
@@ -46,7 +49,7 @@ class Nursery:
 
     def start(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """Run a child until it ends or `run` does."""
-        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        task = asyncio.get_running_loop().create_task(coroutine, name=name, context=self._context)
         self._children[task] = None
         task.add_done_callback(self._child_done)
         return task

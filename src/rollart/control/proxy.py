@@ -8,7 +8,6 @@ somebody can, or its deadline passes. Every turn ends exactly once: its future g
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
 import msgspec
 
@@ -38,7 +37,7 @@ from rollart.types.trajectory import Trajectory
 from rollart.types.versions import Version
 
 
-class TurnResult(NamedTuple):
+class TurnResult(msgspec.Struct, frozen=True, gc=False):
     """A finished turn: what was sampled, where, and at what cost in tokens."""
 
     generated: Generated
@@ -49,18 +48,26 @@ class TurnResult(NamedTuple):
     recomputed: int
 
 
-class _Turn:
-    """A turn in progress. `partial` is what engines have reported of it so far."""
+class _Session:
+    """A trajectory at the engines: who holds its prefix, and the turn that it takes, one at a time."""
 
-    __slots__ = ("engine", "future", "partial", "request", "sampling", "trajectory")
+    __slots__ = ("engine", "future", "holder", "partial", "request", "sampling", "trajectory")
 
-    def __init__(self, trajectory: Trajectory, sampling: Sampling, future: "asyncio.Future[TurnResult]") -> None:
+    sampling: Sampling
+    """Of the turn."""
+    request: RequestId
+    """Of the turn at `engine`."""
+
+    def __init__(self, trajectory: Trajectory) -> None:
         self.trajectory = trajectory
-        self.sampling = sampling
-        self.future = future
+        self.holder: WorkerId | None = None
+        """The engine that holds the prefix up to the last sampled token."""
+        self.future: asyncio.Future[TurnResult] | None = None
+        """None between turns."""
+        self.engine: _Engine | None = None
+        """Where the turn is; None while it waits for an engine."""
         self.partial = NOTHING
-        self.request: RequestId | None = None
-        self.engine: WorkerId | None = None
+        """What engines have reported of the turn so far."""
 
     @property
     def last_version(self) -> Version | None:
@@ -70,13 +77,17 @@ class _Turn:
 class _Engine:
     """An engine as the proxy sees it."""
 
-    __slots__ = ("aborting", "heard_at", "info", "pool", "turns", "wait")
+    __slots__ = ("aborting", "heard_at", "in_flight", "info", "pool", "wait", "worker")
 
-    def __init__(self, pool: str, info: EngineInfo, now: float, silent: Callable[[Wait], None]) -> None:
+    def __init__(
+        self, worker: WorkerId, pool: str, info: EngineInfo, now: float, silent: Callable[[Wait], None]
+    ) -> None:
+        self.worker = worker
         self.pool = pool
         self.info = info
-        self.turns: dict[RequestId, _Turn] = {}
-        self.aborting: dict[RequestId, _Turn] = {}
+        self.in_flight = 0
+        """Its turns among the proxy's."""
+        self.aborting: dict[RequestId, _Session] = {}
         """Stopped, and the engine has not yet said how far they came."""
         self.heard_at = now
         self.wait = Wait(silent)
@@ -91,10 +102,10 @@ class LLMProxy:
         self._fleet = fleet
         self._router = router
         self._engines: dict[WorkerId, _Engine] = {}
-        self._turns: dict[TrajectoryId, _Turn] = {}
-        self._queue: deque[_Turn] = deque()
-        self._sessions: dict[TrajectoryId, WorkerId] = {}
-        """The engine that holds a trajectory's prefix up to its last sampled token."""
+        self._sessions: dict[TrajectoryId, _Session] = {}
+        self._turns: dict[RequestId, _Session] = {}
+        """All that are at an engine. One table: ids only grow, so what is in flight is close together in it."""
+        self._queue: deque[_Session] = deque()
         self._next_request = 0
         self._suspended = False
         self._nobody: Wait | None = None
@@ -110,28 +121,33 @@ class LLMProxy:
 
     def generate(self, trajectory: Trajectory, sampling: Sampling) -> "asyncio.Future[TurnResult]":
         """The trajectory's next turn, after everything in its current sequence."""
-        if trajectory.id in self._turns:
+        session = self._sessions.get(trajectory.id)
+        if session is None:
+            session = self._sessions[trajectory.id] = _Session(trajectory)
+        elif session.future is not None:
             raise InvariantBroken(f"trajectory {trajectory.id} asked for a turn while it has one")
-        turn = _Turn(trajectory, sampling, self._context.loop.create_future())
-        self._turns[trajectory.id] = turn
-        if self._suspended or not self._send(turn):
-            self._queue.append(turn)
-        return turn.future
+        session.sampling = sampling
+        session.future = future = self._context.loop.create_future()
+        if self._suspended or not self._send(session):
+            self._queue.append(session)
+        return future
 
     def generating(self, trajectory: Trajectory) -> bool:
         """Whether the trajectory has a turn at an engine or waiting for one."""
-        return trajectory.id in self._turns
+        session = self._sessions.get(trajectory.id)
+        return session is not None and session.future is not None
 
     def end(self, trajectory: Trajectory) -> None:
         """The trajectory is over: abort its turn, if it has one, and free its session. Asking twice is fine."""
-        turn = self._turns.pop(trajectory.id, None)
-        if turn is not None and turn.engine is not None and turn.request is not None:
-            self._fleet.post(turn.engine, [Abort(turn.request)])
-            self._engines[turn.engine].aborting[turn.request] = turn
-            self._detach(turn)
-        engine = self._sessions.pop(trajectory.id, None)
-        if engine is not None and engine in self._engines:
-            self._fleet.post(engine, [EndSession(trajectory.id)])
+        session = self._sessions.pop(trajectory.id, None)
+        if session is not None:
+            engine = session.engine
+            if engine is not None:
+                self._fleet.post(engine.worker, [Abort(session.request)])
+                engine.aborting[session.request] = session
+                self._detach(session)
+            if session.holder is not None and session.holder in self._engines:
+                self._fleet.post(session.holder, [EndSession(trajectory.id)])
         self._router.trajectory_ended(trajectory.id)
 
     # What weight sync asks for.
@@ -167,7 +183,7 @@ class LLMProxy:
         if not isinstance(info, EngineInfo):
             raise InvariantBroken(f"{worker} is an engine and described itself as {type(info).__name__}")
         now = self._context.now()
-        self._engines[worker] = _Engine(spec.pool, info, now, lambda _: self._silent(worker))
+        self._engines[worker] = _Engine(worker, spec.pool, info, now, lambda _: self._silent(worker))
         self._router.engine_joined(worker, spec.hardware, info.slots)
         self._context.accounts.capacity(spec.pool, +1, now, engines=True)
 
@@ -175,11 +191,11 @@ class LLMProxy:
         engine = self._engines.get(worker)
         if engine is None:
             return
-        lost = list(engine.turns.values())
-        for turn in lost:
-            self._detach(turn)
-        for turn in engine.aborting.values():
-            self._record_aborted(turn, worker)
+        lost = [session for session in self._turns.values() if session.engine is engine]
+        for session in lost:
+            self._detach(session)
+        for session in engine.aborting.values():
+            self._record_aborted(session, worker)
         del self._engines[worker]
         self._context.waits.close(engine.wait)
         self._router.engine_left(worker)
@@ -206,150 +222,154 @@ class LLMProxy:
 
     def _drain_queue(self) -> None:
         waiting, self._queue = self._queue, deque()
-        for turn in waiting:
-            if self._turns.get(turn.trajectory.id) is turn and not self._send(turn):
-                self._queue.append(turn)
+        for session in waiting:
+            if self._sessions.get(session.trajectory.id) is session and not self._send(session):
+                self._queue.append(session)
 
-    def _send(self, turn: _Turn) -> bool:
+    def _send(self, session: _Session) -> bool:
         """Send the turn where the router says; False when nobody can take it now."""
-        trajectory = turn.trajectory
-        if turn.partial.tokens.length and self._partial_is_whole(turn):
+        trajectory = session.trajectory
+        begun = session.partial.tokens.length
+        if begun and self._partial_is_whole(session):
             return True
-        placement = self._router.place(trajectory.id, trajectory.task, turn.last_version, self._context.now())
+        now = self._context.now()
+        placement = self._router.place(trajectory.id, trajectory.task, session.last_version, now)
         if placement is None:
             return False
-        worker = placement.decode
-        holder = self._sessions.get(trajectory.id)
+        worker, holder = placement.decode, session.holder
         if holder != worker:
-            self._context.record(
-                Placed(self._context.now(), trajectory.id, worker, placement.hardware, placement.reason)
-            )
+            self._context.record(Placed(now, trajectory.id, worker, placement.hardware, placement.reason))
             if holder is not None and holder in self._engines:
                 self._fleet.post(holder, [EndSession(trajectory.id)])
-            self._sessions[trajectory.id] = worker
-        self._add(turn, worker, whole=holder != worker or bool(turn.partial.tokens.length))
+            session.holder = worker
+        self._add(session, worker, whole=holder != worker or begun > 0)
         return True
 
-    def _partial_is_whole(self, turn: _Turn) -> bool:
+    def _partial_is_whole(self, session: _Session) -> bool:
         """Whether an engine was lost after it sampled the last token and before it said so; then the turn is over."""
-        tokens = turn.partial.tokens
-        stopped = tokens.payload is not None and int(tokens.ids()[-1]) in turn.sampling.stop_tokens
-        if not stopped and tokens.length < turn.sampling.max_tokens:
+        tokens, sampling = session.partial.tokens, session.sampling
+        stopped = tokens.payload is not None and int(tokens.ids()[-1]) in sampling.stop_tokens
+        if not stopped and tokens.length < sampling.max_tokens:
             return False
-        del self._turns[turn.trajectory.id]
-        if not turn.future.done():
-            finish = FinishReason.STOP if stopped else FinishReason.LENGTH
-            engine = self._sessions[turn.trajectory.id]
-            turn.future.set_result(TurnResult(turn.partial, finish, engine, 0, 0, 0))
+        if session.holder is None:
+            raise InvariantBroken(f"trajectory {session.trajectory.id} has tokens that no engine sampled")
+        finish = FinishReason.STOP if stopped else FinishReason.LENGTH
+        self._finish(session, TurnResult(session.partial, finish, session.holder, 0, 0, 0))
         return True
 
-    def _add(self, turn: _Turn, worker: WorkerId, *, whole: bool) -> None:
+    def _add(self, session: _Session, worker: WorkerId, *, whole: bool) -> None:
         engine = self._engines[worker]
-        sequence = turn.trajectory.sequence
+        trajectory, sampling = session.trajectory, session.sampling
+        sequence = trajectory.sequence
         prefix_length = 0 if whole else sequence.turn_length
         new = sequence.since_turn() if prefix_length else sequence.whole()
-        sampling = turn.sampling
-        done = turn.partial.tokens.length
+        done = session.partial.tokens.length
         if done:
-            new = concatenate([new, turn.partial.tokens])
+            new = concatenate([new, session.partial.tokens])
             sampling = msgspec.structs.replace(sampling, max_tokens=sampling.max_tokens - done)
         request = RequestId(self._next_request)
         self._next_request += 1
-        turn.request, turn.engine = request, worker
-        if not engine.turns:
+        session.request, session.engine = request, engine
+        if not engine.in_flight:
             self._context.accounts.engine_busy(engine.pool, +1, self._context.now())
             engine.heard_at = self._context.now()
-            self._listen_for(worker, engine, self._context.config.deadlines.engine_silent_s)
-        engine.turns[request] = turn
+            self._listen_for(engine, self._context.config.deadlines.engine_silent_s)
+        engine.in_flight += 1
+        self._turns[request] = session
         self._router.request_started(worker)
         digest = sequence.turn_digest if prefix_length else b""
-        self._fleet.post(
-            worker, [Add(request, turn.trajectory.id, turn.trajectory.task, prefix_length, digest, new, sampling)]
-        )
+        self._fleet.post(worker, [Add(request, trajectory.id, trajectory.task, prefix_length, digest, new, sampling)])
 
-    def _detach(self, turn: _Turn) -> None:
+    def _detach(self, session: _Session) -> None:
         """The request is no longer at its engine; the turn may be over or go on elsewhere."""
-        worker, request = turn.engine, turn.request
-        if worker is None or request is None:
+        engine, session.engine = session.engine, None
+        if engine is None:
             return
-        engine = self._engines[worker]
-        del engine.turns[request]
-        self._router.request_ended(worker)
-        if not engine.turns:
+        del self._turns[session.request]
+        engine.in_flight -= 1
+        self._router.request_ended(engine.worker)
+        if not engine.in_flight:
             self._context.accounts.engine_busy(engine.pool, -1, self._context.now())
             self._context.waits.close(engine.wait)
-        turn.engine = turn.request = None
+
+    def _finish(self, session: _Session, result: TurnResult | EngineFault) -> None:
+        """The turn is over. Whoever asked for it may have been stopped by then, or run into its deadline."""
+        future, session.future = session.future, None
+        session.partial = NOTHING
+        if future is None or future.done():
+            return
+        if isinstance(result, TurnResult):
+            future.set_result(result)
+        else:
+            future.set_exception(result)
 
     # What engines say.
 
-    def _find(self, worker: WorkerId, request: RequestId) -> _Turn | None:
-        """The turn that an event is about; None for an aborted or doubled one."""
+    def _find(self, worker: WorkerId, request: RequestId) -> _Session | None:
+        """The session whose turn an event is about; None for an aborted or doubled one."""
         engine = self._engines.get(worker)
         if engine is None:
             return None
         engine.heard_at = self._context.now()
-        return engine.turns.get(request)
+        session = self._turns.get(request)
+        return session if session is not None and session.engine is engine else None
 
     def _progress(self, worker: WorkerId, event: Progress) -> None:
-        self._engines[worker].heard_at = self._context.now()
+        engine = self._engines[worker]
+        engine.heard_at = self._context.now()
         for request, generated in event.parts:
-            turn = self._find(worker, request)
-            if turn is not None:
-                self._extend(turn, generated)
-            elif (aborted := self._engines[worker].aborting.get(request)) is not None:
+            session = self._find(worker, request)
+            if session is not None:
+                self._extend(session, generated)
+            elif (aborted := engine.aborting.get(request)) is not None:
                 aborted.partial = aborted.partial.then(generated)
 
-    def _extend(self, turn: _Turn, generated: Generated) -> None:
-        first = turn.trajectory.first_version is None and not turn.partial.runs and generated.runs
-        turn.partial = turn.partial.then(generated)
+    def _extend(self, session: _Session, generated: Generated) -> None:
+        first = session.trajectory.first_version is None and not session.partial.runs and generated.runs
+        session.partial = session.partial.then(generated)
         if first:
-            self.first_token(turn.trajectory, generated.runs[0].version)
+            self.first_token(session.trajectory, generated.runs[0].version)
 
-    def _record_aborted(self, turn: _Turn, worker: WorkerId) -> None:
-        sampled = turn.partial.tokens.length
-        self._context.record(TurnAborted(self._context.now(), turn.trajectory.id, worker, sampled))
+    def _record_aborted(self, session: _Session, worker: WorkerId) -> None:
+        sampled = session.partial.tokens.length
+        self._context.record(TurnAborted(self._context.now(), session.trajectory.id, worker, sampled))
 
     def _turn_done(self, worker: WorkerId, event: TurnDone) -> None:
-        turn = self._find(worker, event.request)
-        if turn is None:
+        session = self._find(worker, event.request)
+        if session is None:
             aborted = self._engines[worker].aborting.pop(event.request, None)
             if aborted is not None:
                 aborted.partial = aborted.partial.then(event.generated)
                 self._record_aborted(aborted, worker)
             return
-        self._extend(turn, event.generated)
+        self._extend(session, event.generated)
         usage = event.usage
-        self._detach(turn)
-        del self._turns[turn.trajectory.id]
-        if not turn.future.done():
-            turn.future.set_result(
-                TurnResult(turn.partial, event.finish, worker, usage.prefilled, usage.cached, usage.recomputed)
-            )
+        self._detach(session)
+        self._finish(
+            session,
+            TurnResult(session.partial, event.finish, worker, usage.prefilled, usage.cached, usage.recomputed),
+        )
 
     def _prefix_miss(self, worker: WorkerId, event: PrefixMiss) -> None:
-        turn = self._find(worker, event.request)
-        if turn is None:
-            return
-        self._detach(turn)
-        self._add(turn, worker, whole=True)
+        session = self._find(worker, event.request)
+        if session is not None:
+            self._detach(session)
+            self._add(session, worker, whole=True)
 
     def _refused(self, worker: WorkerId, event: Refused) -> None:
-        turn = self._find(worker, event.request)
-        if turn is None:
-            return
-        self._detach(turn)
-        del self._turns[turn.trajectory.id]
-        if not turn.future.done():
-            turn.future.set_exception(EngineFault(f"{worker} refused a turn: {event.reason}"))
+        session = self._find(worker, event.request)
+        if session is not None:
+            self._detach(session)
+            self._finish(session, EngineFault(f"{worker} refused a turn: {event.reason}"))
 
     # Silence.
 
-    def _listen_for(self, worker: WorkerId, engine: _Engine, seconds: float) -> None:
+    def _listen_for(self, engine: _Engine, seconds: float) -> None:
         """Notice an engine that has requests and says nothing. The wait is renewed when it expires, not at every event.
 
         It is open exactly while the engine has requests.
         """
-        self._context.waits.open(engine.wait, str(worker), "progress", seconds, "it is replaced")
+        self._context.waits.open(engine.wait, engine.worker, "progress", seconds, "it is replaced")
 
     def _silent(self, worker: WorkerId) -> None:
         engine = self._engines[worker]
@@ -358,6 +378,6 @@ class LLMProxy:
         # Times are compared, not spans: at its deadline a span may come out an ulp short of the limit, for ever.
         if now >= due and not self._suspended:
             silent_s = now - engine.heard_at
-            self._fleet.replace(worker, f"silent for {silent_s:g} s with {len(engine.turns)} requests in flight")
+            self._fleet.replace(worker, f"silent for {silent_s:g} s with {engine.in_flight} requests in flight")
         else:
-            self._listen_for(worker, engine, limit_s if self._suspended else due - now)
+            self._listen_for(engine, limit_s if self._suspended else due - now)

@@ -24,8 +24,10 @@ class Waits:
         self._watch = Watch()
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for = math.inf
+        self.close = self._watch.close
+        """The wait is over; closing twice is fine."""
 
-    def open(self, wait: Wait, owner: str, what: str, seconds: float, action: str) -> None:
+    def open(self, wait: Wait, owner: object, what: str, seconds: float, action: str) -> None:
         """Open a wait of the caller's own; unless `close` comes first, its `act` is called at the deadline."""
         self._watch.open(owner, what, seconds, action, self._loop.time(), wait)
         if wait.deadline < self._armed_for:
@@ -36,10 +38,6 @@ class Waits:
         wait = Wait(expired)
         self.open(wait, owner, what, seconds, action)
         return wait
-
-    def close(self, wait: Wait) -> None:
-        """The wait is over; closing twice is fine."""
-        self._watch.close(wait)
 
     async def wait(
         self,
@@ -78,5 +76,5 @@ class Waits:
 def fail(future: "asyncio.Future[T]", wait: Wait, raises: type[RollartError]) -> None:
     """Whoever waits for the future gets the fault that the deadline means to it."""
     if not future.done():
-        seconds = wait.deadline - wait.since
-        future.set_exception(raises(f"{wait.owner}: {wait.what} took longer than {seconds:g} s; {wait.action}"))
+        message = f"{wait.owner}: {wait.what} took longer than {wait.seconds:g} s; {wait.action}"
+        future.set_exception(raises(message))

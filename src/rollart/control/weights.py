@@ -47,9 +47,10 @@ class WeightSync:
     @property
     def served(self) -> Version:
         """The version of the run: while engines take a new one in turn, that of those that have it."""
-        if self._book.served is None:
+        served, newest = self._book.served, self._newest_in_service
+        if served is None:
             raise InvariantBroken("asked for the version in service before there was one")
-        return max(self._book.served, self._newest_in_service or self._book.served)
+        return served if newest is None or newest <= served else newest
 
     def published(self, manifest: Manifest) -> None:
         """A version is in the store: engines stage it from here on."""

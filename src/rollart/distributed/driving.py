@@ -92,9 +92,10 @@ class Drive:
                 return
             if commands:
                 worker.post(commands)
-            events, wake_at = worker.advance(self._clock())
-            if events:
-                self._reports.events(events)
+            advance = worker.advance(self._clock())
+            wake_at = advance.wake_at
+            if advance.events:
+                self._reports.events(advance.events)
 
     def _wait(self, wake_at: float | None) -> list[WorkerCommand] | None:
         """Sleep until there is something to do; None when it is to end."""

@@ -70,14 +70,23 @@ class Placement(msgspec.Struct, frozen=True):
 NO_AFFINITY = TaskAffinity()
 
 
+class _Home(NamedTuple):
+    """Where a trajectory's KV is, and the preferred class that it is away from, if any."""
+
+    placement: Placement
+    away_from: "_Pool | None"
+
+
 class _Engine:
     """What the router knows of one engine. `version` is None while it is not in service."""
 
-    __slots__ = ("in_flight", "load", "order", "pool", "queued", "slots", "version", "worker")
+    __slots__ = ("home", "in_flight", "load", "order", "pool", "queued", "slots", "version", "worker")
 
     def __init__(self, worker: WorkerId, pool: "_Pool", slots: int) -> None:
         self.worker = worker
         self.pool = pool
+        self.home = _Home(Placement(worker, worker, pool.name), None)
+        """Of all trajectories that are here and away from nowhere: one for all of them."""
         self.slots = slots
         self.order = 0
         self.version: Version | None = None
@@ -138,13 +147,6 @@ class _Pool:
         return best
 
 
-class _Home(NamedTuple):
-    """Where a trajectory's KV is, and the preferred class that it is away from, if any."""
-
-    placement: Placement
-    away_from: _Pool | None
-
-
 class Router:
     """Places turns. Owns the engines' load and the trajectories' homes, and nothing else.
 
@@ -181,6 +183,7 @@ class Router:
             engine = self._engines[worker] = _Engine(worker, pool, slots)
         else:  # it comes back, maybe with requests in flight from before
             engine.pool, engine.slots = pool, slots
+            engine.home = _Home(Placement(worker, worker, hardware), None)
             engine.load = engine.in_flight / slots
         engine.order = self._joins
         self._joins += 1
@@ -317,8 +320,10 @@ class Router:
         moved = before is not None and before.placement.decode != engine.worker
         hardware = engine.pool.name
         # Later turns are neither a move nor, in the preferred class, in need of a reason.
-        staying = Placement(engine.worker, engine.worker, hardware, "" if away_from is None else reason)
-        self._homes[trajectory] = _Home(staying, away_from)
+        home = engine.home
+        if away_from is not None:
+            home = _Home(Placement(engine.worker, engine.worker, hardware, reason), away_from)
+        self._homes[trajectory] = home
         return Placement(engine.worker, engine.worker, hardware, reason, moved)
 
     def _classes(self, task: str) -> Iterable[_Pool]:

@@ -31,25 +31,30 @@ from rollart.types.errors import InvariantBroken
 class Wait:
     """`owner` waits for `what`, and at `deadline` does `action` instead.
 
-    Whoever waits often may keep one and open it again (`Watch.open`): that costs neither an object nor, as a rule, a
-    place in the queue of deadlines.
+    The owner is a name, or anything whose text is one: the text is made for whoever reads it, which is seldom. Whoever
+    waits often may keep one and open it again (`Watch.open`): that costs neither an object nor, as a rule, a place in
+    the queue of deadlines.
     """
 
-    __slots__ = ("_queued", "act", "action", "deadline", "id", "is_open", "owner", "since", "what")
+    __slots__ = ("_queued", "act", "action", "deadline", "id", "is_open", "owner", "seconds", "what")
 
     def __init__(self, act: "Callable[[Wait], None] | None" = None) -> None:
         self.act = act
         """What carries the action out; not the watch's business."""
         self.id = 0
         """Counts openings."""
-        self.owner = ""
+        self.owner: object = ""
         self.what = ""
-        self.since = 0.0
+        self.seconds = 0.0
         self.deadline = 0.0
         self.action = ""
         self.is_open = False
         self._queued = math.inf
         """Where it stands in the queue of deadlines: at its deadline or, if it was opened again since, before it."""
+
+    @property
+    def since(self) -> float:
+        return self.deadline - self.seconds
 
 
 class Watch:
@@ -67,14 +72,14 @@ class Watch:
         """How many waits are open."""
         return self._open
 
-    def open(self, owner: str, what: str, seconds: float, action: str, now: float, wait: Wait | None = None) -> Wait:
+    def open(self, owner: object, what: str, seconds: float, action: str, now: float, wait: Wait | None = None) -> Wait:
         """Begin to wait. `seconds` is finite and not negative, and nothing is left unsaid: that is the rule.
 
         `wait`: one that is not open, to be used again.
         """
         if not (owner and what and action and 0.0 <= seconds < math.inf):
             raise InvariantBroken(
-                f"no wait without an owner, a deadline and an action: {owner!r} waits {seconds} s for {what!r}, "
+                f"no wait without an owner, a deadline and an action: {str(owner)!r} waits {seconds} s for {what!r}, "
                 f"then {action!r}"
             )
         if wait is None:
@@ -85,7 +90,7 @@ class Watch:
         wait.id = self._opened
         wait.owner = owner
         wait.what = what
-        wait.since = now
+        wait.seconds = seconds
         wait.deadline = deadline = now + seconds
         wait.action = action
         wait.is_open = True

@@ -6,12 +6,14 @@ only in the messages they speak (`types.messages`), which is what their conforma
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
+
+import msgspec
 
 from rollart.types.messages import WorkerCommand, WorkerEvent, WorkerInfo
 
 
-class Advance(NamedTuple):
+class Advance(msgspec.Struct, frozen=True, gc=False):
     """What one slice of work gave."""
 
     events: list[WorkerEvent]

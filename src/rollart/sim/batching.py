@@ -12,10 +12,9 @@ Nothing is lost or gained when a stretch is cut short: whole steps count as toke
 cut is kept and the next stretch starts with it.
 """
 
-import heapq
 import math
-from collections import deque
-from collections.abc import Iterable
+from array import array
+from bisect import bisect_left
 
 from rollart.sim.hardware import Roofline
 from rollart.sim.kvcache import Session
@@ -50,7 +49,6 @@ class Request:
         "session",
         "session_id",
         "work_left_s",
-        "work_s",
         "work_tokens",
     )
 
@@ -67,10 +65,9 @@ class Request:
         self.end = 0
         self.cached = 0
         self.recomputed = 0
-        # Prefill work: `work_tokens` to compute after `held` whose KV is there, of `work_s` seconds in all.
+        # Prefill work: `work_tokens` to compute after `held` whose KV is there, and the seconds of it that are left.
         self.held = 0
         self.work_tokens = 0
-        self.work_s = 0.0
         self.work_left_s = 0.0
         # What was sampled and not yet reported: closed runs, and an open one from token `run_from` on.
         self.reported = 0
@@ -106,15 +103,20 @@ class Request:
 
 
 class Batch:
-    """The running requests of an engine. After every change and after every `settle`, `plan` sets `end` anew."""
+    """The running requests of an engine. After every change and after every `settle`, `plan` sets `end` anew.
+
+    Requests are sorted by their ends, the next one last; of those that end together, the first that joined. Their ends
+    stand beside them, with the sign turned: whoever looks for a place touches no request, and a large simulation waits
+    for memory above all.
+    """
 
     __slots__ = (
         "_at",
         "_decode_step_s",
         "_ends",
-        "_joined",
         "_kv_tokens",
         "_prefill_s",
+        "_requests",
         "_spent_s",
         "_step_s",
         "_steps",
@@ -136,9 +138,9 @@ class Batch:
         self._decode_step_s = roofline.decode_step_s
         self._at = 0.0
         self._kv_tokens = 0
-        self._ends: list[tuple[int, int, Request]] = []
-        self._joined = 0
-        self._work: deque[Request] = deque()
+        self._requests: list[Request] = []
+        self._ends = array("q")
+        self._work: list[Request] = []
         self._work_s = 0.0
         self._steps = 0
         self._step_s = 1.0
@@ -149,30 +151,40 @@ class Batch:
         """Tokens that the running requests attend to between them."""
         return self._kv_tokens
 
+    def requests(self) -> list[Request]:
+        """All that run, in the order in which they joined, which is that of their ids."""
+        return sorted(self._requests, key=lambda request: request.id)
+
+    def find(self, id: RequestId) -> Request | None:
+        return next((request for request in self._requests if request.id == id), None)
+
     def join(self, request: Request, held: int) -> None:
         """Start a request; KV of the first `held` tokens of its context is there."""
         self._assign(request, request.context - held, held)
-        request.end = self.clock + request.length
-        self._joined += 1
-        heapq.heappush(self._ends, (request.end, self._joined, request))
+        request.end = end = self.clock + request.length
+        place = bisect_left(self._ends, -end)
+        self._ends.insert(place, -end)
+        self._requests.insert(place, request)
         self.size += 1
         self._kv_tokens += request.context
 
     def leave(self, request: Request) -> None:
         """Take a request out before its end. Its prefill work is dropped; `work_left_s` still tells what was left."""
         request.ended = True
+        place = self._requests.index(request)
+        del self._requests[place], self._ends[place]
         self._kv_tokens -= request.context + request.sampled(self.clock)
         self._work_s = max(0.0, self._work_s - request.work_left_s)
         self._shrink(1)
 
-    def recompute(self, requests: Iterable[Request]) -> None:
-        """The KV of these, all that run, is void: compute it again before the next step."""
+    def recompute(self) -> None:
+        """The KV of all that run is void: compute it again before the next step."""
         self._work.clear()
         self._work_s = 0.0
-        for request in requests:
+        for request in self.requests():
             whole = request.context + request.sampled(self.clock)
             if request.work_left_s > 0.0:
-                share = 1.0 - request.work_left_s / request.work_s
+                share = 1.0 - request.work_left_s / self._prefill_s(request.work_tokens, request.held)
                 request.recomputed += request.held + int(request.work_tokens * share)
             else:
                 request.recomputed += whole
@@ -191,7 +203,8 @@ class Batch:
             elapsed_s -= self._work_s
             self._work_done()
         steps = self._whole_steps(elapsed_s)
-        self._spent_s = max(0.0, self._spent_s + elapsed_s - steps * self._step_s)
+        spent_s = self._spent_s + elapsed_s - steps * self._step_s
+        self._spent_s = spent_s if spent_s > 0.0 else 0.0
         self.clock += steps
         self._kv_tokens += steps * self.size
 
@@ -212,23 +225,20 @@ class Batch:
         self._spent_s = 0.0
         ends, clock = self._ends, self.clock
         done: list[Request] = []
-        while ends and ends[0][0] <= clock:
-            request = heapq.heappop(ends)[2]
-            if not request.ended:
-                request.ended = True
-                self._kv_tokens -= request.context + request.length
-                done.append(request)
+        while ends and -ends[-1] <= clock:
+            ends.pop()
+            request = self._requests.pop()
+            request.ended = True
+            self._kv_tokens -= request.context + request.length
+            done.append(request)
         self._shrink(len(done))
         return done
 
     def plan(self) -> None:
-        ends = self._ends
-        while ends and ends[0][2].ended:
-            heapq.heappop(ends)
         if not self.size or not self.running:
             self.end = math.inf
             return
-        self._steps = steps = ends[0][0] - self.clock
+        self._steps = steps = -self._ends[-1] - self.clock
         self._step_s = step_s = self._decode_step_s(self.size, self._kv_tokens + 0.5 * (steps - 1) * self.size)
         left_s = steps * step_s - self._spent_s
         self.end = self._at + self._work_s + (left_s if left_s > 0.0 else 0.0)
@@ -241,25 +251,23 @@ class Batch:
     def _assign(self, request: Request, tokens: int, held: int) -> None:
         request.held = held
         request.work_tokens = tokens
-        request.work_s = request.work_left_s = work_s = self._prefill_s(tokens, held)
+        request.work_left_s = work_s = self._prefill_s(tokens, held)
         self._work.append(request)
         self._work_s += work_s
 
     def _pay(self, seconds: float) -> None:
         """Spend time on prefill work, first in, first out."""
         self._work_s -= seconds
-        work = self._work
-        while work:
-            request = work[0]
+        for paid, request in enumerate(self._work):
             if request.ended:
-                work.popleft()
                 continue
             if request.work_left_s > seconds:
                 request.work_left_s -= seconds
+                del self._work[:paid]
                 return
             seconds -= request.work_left_s
             request.work_left_s = 0.0
-            work.popleft()
+        self._work.clear()
         self._work_s = 0.0
 
     def _work_done(self) -> None:
@@ -272,7 +280,6 @@ class Batch:
         self.size -= count
         if not self.size:
             # Nobody is left to whom a cut step or a rounding error of the work could belong.
-            self._ends.clear()
             self._work.clear()
             self._work_s = 0.0
             self._spent_s = 0.0

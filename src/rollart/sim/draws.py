@@ -143,7 +143,7 @@ class Distribution(Strict):
 
         def draw(key: int, index: int) -> float:
             # `uniform(key, index)`, written out: three draws a turn, and calls are what they cost.
-            state = ((key & _MASK) + (index + 1) * _GOLDEN) & _MASK
+            state = (key + (index + 1) * _GOLDEN) & _MASK
             state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
             state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
             return sampler((((state ^ (state >> 31)) >> 12) + 0.5) * _UNIT)
@@ -156,7 +156,7 @@ class Distribution(Strict):
         low, high = self.min, math.inf if self.max is None else self.max
 
         def draw(key: int, index: int) -> float:
-            state = ((key & _MASK) + (index + 1) * _GOLDEN) & _MASK
+            state = (key + (index + 1) * _GOLDEN) & _MASK
             state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
             state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
             value = exp(mu + sigma * quantile((((state ^ (state >> 31)) >> 12) + 0.5) * _UNIT, 0.0, 1.0))

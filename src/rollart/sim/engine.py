@@ -76,10 +76,8 @@ class SimEngine:
         "_progress_interval_s",
         "_pull_gb_s",
         "_queue",
-        "_queued",
         "_recompute",
         "_reported_clock",
-        "_running",
         "_slots",
         "_staged",
         "_staging",
@@ -110,9 +108,8 @@ class SimEngine:
         self._progress_at = math.inf
         self._reported_clock = 0
 
-        self._running: dict[RequestId, Request] = {}
-        self._queued: dict[RequestId, Request] = {}
-        self._queue: deque[Request] = deque()
+        self._queue: list[Request] = []
+        """Taken, and not yet in the batch; empty as a rule."""
         self._newest = -1
         """Of the requests that were taken."""
 
@@ -139,20 +136,11 @@ class SimEngine:
         self._now = now
         events: list[WorkerEvent] = []
         batch = self._batch
-        staging = self._staging
-        while True:
-            # In the order of their times, also when the call comes late: what is due may change what comes after it.
-            stage_at = staging[0][0] if staging else math.inf
-            due = batch.end
-            if stage_at < due:
-                due = stage_at
-            if self._progress_at < due:
-                due = self._progress_at
-            if due > now:
-                break
+        # In the order of their times, also when the call comes late: what is due may change what comes after it.
+        while (due := self._next_due()) <= now:
             if due == batch.end:
                 self._complete(events)
-            elif due == stage_at:
+            elif self._staging and due == self._staging[0][0]:
                 self._stage_ended(events)
             else:
                 self._report(due, events)
@@ -165,12 +153,20 @@ class SimEngine:
                 self._admit(events)
             batch.plan()
             self._arm_progress(now)
-            stage_at = staging[0][0] if staging else math.inf
-        wake_at = min(batch.end, self._progress_at, stage_at)
-        return Advance(events, None if wake_at == math.inf else wake_at)
+            due = self._next_due()
+        return Advance(events, None if due == math.inf else due)
 
     def close(self) -> None:
         self._commands.clear()
+
+    def _next_due(self) -> float:
+        """When something happens by itself: a request ends, a version is here, a report is due."""
+        due = self._batch.end
+        if self._progress_at < due:
+            due = self._progress_at
+        if self._staging and self._staging[0][0] < due:
+            due = self._staging[0][0]
+        return due
 
     # --- what the tests look at -------------------------------------------------------------------------------------
 
@@ -234,7 +230,6 @@ class SimEngine:
             else:
                 request = Request(add, context, limit, FinishReason.LENGTH)
             self._newest = id
-            self._queued[id] = request
             self._queue.append(request)
 
     def _lost(self, add: Add) -> bool:
@@ -245,14 +240,9 @@ class SimEngine:
         return True
 
     def _abort(self, id: RequestId, events: list[WorkerEvent]) -> None:
-        request = self._queued.pop(id, None)
-        if request is not None:
-            request.ended = True
-            # It never ran: nothing was computed or found for it.
-            events.append(TurnDone(id, NO_TOKENS, FinishReason.ABORTED, TurnUsage()))
-            return
-        request = self._running.pop(id, None)
+        request = self._batch.find(id)
         if request is None:
+            self._abort_queued(id, events)
             return
         self._batch.leave(request)
         sampled = request.sampled(self._batch.clock)
@@ -266,49 +256,52 @@ class SimEngine:
                 self._cache.lose(session, request.need)
         self._done(request, sampled, FinishReason.ABORTED, events)
 
+    def _abort_queued(self, id: RequestId, events: list[WorkerEvent]) -> None:
+        for request in self._queue:
+            if request.id == id:
+                self._queue.remove(request)
+                # It never ran: nothing was computed or found for it.
+                events.append(TurnDone(id, NO_TOKENS, FinishReason.ABORTED, TurnUsage()))
+                return
+
     # --- the batch --------------------------------------------------------------------------------------------------
 
     def _admit(self, events: list[WorkerEvent]) -> None:
         """Start queued requests, first in, first out, while there are slots and KV memory."""
-        queue, cache = self._queue, self._cache
-        while queue and len(self._running) < self._slots:
-            request = queue[0]
-            if request.ended:
-                queue.popleft()
-                continue
+        queue, cache, batch = self._queue, self._cache, self._batch
+        gone = 0
+        for request in queue:
+            if batch.size >= self._slots:
+                break
             prefix = request.prefix
             session = cache.find(request.session_id, prefix) if prefix else None
             if prefix and session is None:
                 # Evicted, ended or replaced while it waited.
-                queue.popleft()
-                del self._queued[request.id]
-                request.ended = True
+                gone += 1
                 events.append(PrefixMiss(request.id))
                 continue
             if not cache.reserve(request.need, session):
-                return
-            queue.popleft()
-            del self._queued[request.id]
-            self._running[request.id] = request
+                break
+            gone += 1
             held = prefix
             if session is None:
                 session = cache.open(request.session_id)
+            elif cache.is_void(session):
+                request.recomputed = prefix
+                held = 0
             else:
-                if cache.is_void(session):
-                    request.recomputed = prefix
-                    held = 0
-                else:
-                    request.cached = prefix
+                request.cached = prefix
             request.session = session
-            self._batch.join(request, held)
+            batch.join(request, held)
+        del queue[:gone]
 
     def _complete(self, events: list[WorkerEvent]) -> None:
         """The batch reached its `end`: requests end, others start."""
         now = self._batch.end
         for request in self._batch.complete():
-            del self._running[request.id]
             if request.session is not None:
-                self._cache.keep(request.session, request.need, request.need)
+                need = request.need
+                self._cache.keep(request.session, need, need)
             self._done(request, request.length, request.finish, events)
         if self._queue:
             self._admit(events)
@@ -323,7 +316,7 @@ class SimEngine:
 
     def _arm_progress(self, now: float) -> None:
         """Reports run on a beat of their own from the moment there is something in flight until there is not."""
-        if self._suspended or not (self._running or self._queued):
+        if self._suspended or not (self._batch.size or self._queue):
             self._progress_at = math.inf
         elif self._progress_at == math.inf:
             self._progress_at = now + self._progress_interval_s
@@ -333,7 +326,7 @@ class SimEngine:
         version = self._serving()
         parts = tuple(
             (request.id, request.take(sampled, version))
-            for request in self._running.values()
+            for request in self._batch.requests()
             if (sampled := request.sampled(clock)) > request.reported
         )
         events.append(Progress(parts, clock - self._reported_clock))
@@ -381,10 +374,10 @@ class SimEngine:
             return
         # Never older: staging refuses what is older, and whatever lies below an update is forgotten by it.
         if self._version is not None:
-            for request in self._running.values():
+            for request in self._batch.requests():
                 request.close_run(self._batch.clock, self._version)
             if self._recompute:
-                self._batch.recompute(self._running.values())
+                self._batch.recompute()
                 self._cache.void_all()
         self._version = version
         self._staged = {other for other in self._staged if other > version}

@@ -4,7 +4,8 @@ Every `Reset` and `Step` of an open episode is answered once by `Observed` or `E
 asked again. What the answer is depends on the prompt, the member and the turn (`workload`), never on who else is there.
 """
 
-import heapq
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,18 +29,35 @@ from rollart.types.tokens import Segment
 _NO_TOKENS = Segment(0, None)
 
 
-class _Open:
-    """An episode in a slot. `turn` is the last one asked for; `answer` is None while that is on its way."""
+class _Open(Episode):
+    """An episode in a slot. `turn` is the last one asked for; not `answered` while the answer is on its way.
 
-    __slots__ = ("answer", "closed", "id", "script", "slot", "turn")
+    `over`: the last answer was the end, or a failure; there is no next turn.
+    """
 
-    def __init__(self, id: TrajectoryId, slot: int, script: Episode) -> None:
-        self.id = id
-        self.slot = slot
-        self.script = script
+    __slots__ = ("answered", "closed", "id", "over", "slot", "turn")
+
+    def __init__(self, workload: Workload, reset: Reset) -> None:
+        super().__init__(workload, reset.prompt.seed, reset.member)
+        self.id = reset.episode
+        self.slot = reset.slot
         self.turn = 0
-        self.answer: EnvironmentEvent | None = None
+        self.answered = False
+        self.over = False
         self.closed = False
+
+    def answer(self) -> EnvironmentEvent:
+        """To what was asked last. The same whenever it is made, so it is made when it is due, and again if need be."""
+        id, turn = self.id, self.turn
+        if not turn:
+            if self.reset_fails():
+                return EnvironmentFailed(id, 0, "the simulated environment could not be reset")
+            return Observed(id, 0, Segment(self.prompt_tokens(), None))
+        if self.step_fails(turn):
+            return EnvironmentFailed(id, turn, "the simulated environment failed in a step")
+        if turn >= self.turns:
+            return Observed(id, turn, _NO_TOKENS, reward=self.reward(), done=True)
+        return Observed(id, turn, Segment(self.observation_tokens(turn), None))
 
 
 class SimEnvironments:
@@ -49,9 +67,9 @@ class SimEnvironments:
     """
 
     __slots__ = (
-        "_asked",
         "_commands",
         "_due",
+        "_due_at",
         "_episodes",
         "_in_slot",
         "_slots",
@@ -65,8 +83,10 @@ class SimEnvironments:
         self._workload = Workload(self._task, settings["profile"], settings["seed"])
         self._episodes: dict[TrajectoryId, _Open] = {}
         self._in_slot: dict[int, _Open] = {}
-        self._due: list[tuple[float, int, _Open]] = []
-        self._asked = 0
+        self._due: list[_Open] = []
+        """Whose answers are on their way, the next one last."""
+        self._due_at = array("d")
+        """When they arrive, with the sign turned, and so in ascending order."""
         self._commands: list[WorkerCommand] = []
 
     def info(self) -> EnvironmentInfo:
@@ -91,11 +111,12 @@ class SimEnvironments:
                 else:
                     raise InvariantBroken(f"an environment worker does not take {type(command).__name__}")
             self._give(now, events)
-        return Advance(events, self._due[0][0] if self._due else None)
+        return Advance(events, -self._due_at[-1] if self._due_at else None)
 
     def close(self) -> None:
         self._commands.clear()
         self._due.clear()
+        del self._due_at[:]
 
     def _reset(self, reset: Reset, now: float, events: list[WorkerEvent]) -> None:
         known = self._episodes.get(reset.episode)
@@ -109,10 +130,9 @@ class SimEnvironments:
         before = self._in_slot.get(reset.slot)
         if before is not None:
             self._close(before.id)
-        script = self._workload.episode(reset.prompt.seed, reset.member)
-        episode = _Open(reset.episode, reset.slot, script)
+        episode = _Open(self._workload, reset)
         self._episodes[reset.episode] = self._in_slot[reset.slot] = episode
-        self._answer_at(now + script.reset_s(), episode)
+        self._answer_at(now + episode.reset_s(), episode)
 
     def _step(self, step: Step, now: float, events: list[WorkerEvent]) -> None:
         id, turn = step.episode, step.turn
@@ -123,18 +143,17 @@ class SimEnvironments:
         if turn <= episode.turn:
             self._again(episode, turn, events)
             return
-        last = episode.answer
-        if turn != episode.turn + 1 or not isinstance(last, Observed) or last.done:
+        if turn != episode.turn + 1 or not episode.answered or episode.over:
             events.append(EnvironmentFailed(id, turn, f"turn {turn} does not follow turn {episode.turn} as it went"))
             return
         episode.turn = turn
-        episode.answer = None
-        self._answer_at(now + episode.script.step_s(turn), episode)
+        episode.answered = False
+        self._answer_at(now + episode.step_s(turn), episode)
 
     def _again(self, episode: _Open, turn: int, events: list[WorkerEvent]) -> None:
         """A repeated question: the last answer is given again; one on its way, and older turns, need none."""
-        if turn == episode.turn and episode.answer is not None:
-            events.append(episode.answer)
+        if turn == episode.turn and episode.answered:
+            events.append(episode.answer())
 
     def _close(self, id: TrajectoryId) -> None:
         episode = self._episodes.pop(id, None)
@@ -143,28 +162,18 @@ class SimEnvironments:
             del self._in_slot[episode.slot]
 
     def _answer_at(self, at: float, episode: _Open) -> None:
-        self._asked += 1
-        heapq.heappush(self._due, (at, self._asked, episode))
+        place = bisect_left(self._due_at, -at)  # of those of the same moment, the one that was asked first comes first
+        self._due_at.insert(place, -at)
+        self._due.insert(place, episode)
 
     def _give(self, now: float, events: list[WorkerEvent]) -> None:
-        due = self._due
-        # Closed episodes are dropped at the top, whatever their time, so that nobody is woken for them.
-        while due and (due[0][0] <= now or due[0][2].closed):
-            episode = heapq.heappop(due)[2]
+        due, due_at = self._due, self._due_at
+        # Closed episodes are dropped at the end, whatever their time, so that nobody is woken for them.
+        while due and (-due_at[-1] <= now or due[-1].closed):
+            due_at.pop()
+            episode = due.pop()
             if not episode.closed:
-                episode.answer = answer = _answer(episode)
+                answer = episode.answer()
+                episode.answered = True
+                episode.over = not isinstance(answer, Observed) or answer.done
                 events.append(answer)
-
-
-def _answer(episode: _Open) -> EnvironmentEvent:
-    """To what the episode was asked last; made when it is due, because so many are on their way at once."""
-    script, id, turn = episode.script, episode.id, episode.turn
-    if not turn:
-        if script.reset_fails():
-            return EnvironmentFailed(id, 0, "the simulated environment could not be reset")
-        return Observed(id, 0, Segment(script.prompt_tokens(), None))
-    if script.step_fails(turn):
-        return EnvironmentFailed(id, turn, "the simulated environment failed in a step")
-    if turn >= script.turns:
-        return Observed(id, turn, _NO_TOKENS, reward=script.reward(), done=True)
-    return Observed(id, turn, Segment(script.observation_tokens(turn), None))

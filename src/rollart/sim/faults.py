@@ -167,14 +167,16 @@ class FaultyWorker:
         passed = [let for let in map(self._command, commands) if let is not None]
         if passed:
             self._inner.post(passed)
-        events, wake_at = self._inner.advance(now)
+        advance = self._inner.advance(now)
         out: list[WorkerEvent] = []
-        for event in events:
+        for event in advance.events:
             self._event(event, now, out)
         while self._held and self._held[0][0] <= now:
             out.append(heapq.heappop(self._held)[2])
         held_until = self._held[0][0] if self._held else None
-        wakes = [at for at in (wake_at, held_until, self._doomed_at, *timers) if at is not None and at < math.inf]
+        wakes = [
+            at for at in (advance.wake_at, held_until, self._doomed_at, *timers) if at is not None and at < math.inf
+        ]
         return Advance(out, min(wakes, default=None))
 
     # --- what goes wrong --------------------------------------------------------------------------------------------

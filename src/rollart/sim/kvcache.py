@@ -12,21 +12,26 @@ from rollart.types.ids import TrajectoryId
 
 
 class Session:
-    """A trajectory's prefix of `tokens`; void unless `epoch` is the cache's. Busy while a request runs on it."""
+    """A trajectory's prefix of `tokens`; void unless `epoch` is the cache's. Busy while a request runs on it.
 
-    __slots__ = ("busy", "epoch", "id", "tokens")
+    Idle is what is neither: it takes room, and may be evicted.
+    """
+
+    __slots__ = ("busy", "epoch", "id", "kept", "tokens")
 
     def __init__(self, id: TrajectoryId) -> None:
         self.id = id
         self.tokens = 0
         self.epoch = -1
         self.busy = False
+        self.kept = 0
+        """The how manieth that was kept here: the least of the idle ones is the least recently used."""
 
 
 class KvCache:
     __slots__ = (
         "_epoch",
-        "_idle",
+        "_kept",
         "_sessions",
         "capacity_tokens",
         "idle_tokens",
@@ -38,9 +43,8 @@ class KvCache:
         self.reserved_tokens = 0
         self.idle_tokens = 0
         self._epoch = 0
+        self._kept = 0
         self._sessions: dict[TrajectoryId, Session] = {}
-        self._idle: dict[TrajectoryId, Session] = {}
-        """The least recently used first."""
 
     def find(self, id: TrajectoryId, prefix_tokens: int) -> Session | None:
         """The session, if exactly this prefix of it is known here, void or not."""
@@ -61,9 +65,8 @@ class KvCache:
             session.busy = True
         self.reserved_tokens += need_tokens
         while self.reserved_tokens + self.idle_tokens > self.capacity_tokens:
-            id = next(iter(self._idle))
-            self.idle_tokens -= self._idle.pop(id).tokens
-            del self._sessions[id]
+            idle = (session for session in self._sessions.values() if self._is_idle(session))
+            self.end(min(idle, key=lambda session: session.kept).id)
         return True
 
     def open(self, id: TrajectoryId) -> Session:
@@ -84,7 +87,8 @@ class KvCache:
             session.epoch = -1
         else:
             session.epoch = self._epoch
-            self._idle[session.id] = session
+            self._kept += 1
+            session.kept = self._kept
             self.idle_tokens += tokens
 
     def lose(self, session: Session, need_tokens: int) -> None:
@@ -102,9 +106,11 @@ class KvCache:
     def void_all(self) -> None:
         """The weights changed."""
         self._epoch += 1
-        self._idle.clear()
         self.idle_tokens = 0
 
+    def _is_idle(self, session: Session) -> bool:
+        return not session.busy and session.epoch == self._epoch
+
     def _wake(self, session: Session) -> None:
-        if self._idle.pop(session.id, None) is not None:
+        if self._is_idle(session):
             self.idle_tokens -= session.tokens

@@ -7,6 +7,9 @@ ready and no timer is left, nothing can ever happen again: the loop raises `Virt
 
 import asyncio
 import heapq
+import math
+from array import array
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
@@ -51,8 +54,44 @@ class Alarm:
         raise NotImplementedError
 
 
-_Entry = tuple[float, int, "asyncio.TimerHandle | Alarm"]
-"""When, the how manieth that was set, and what."""
+class _Timers:
+    """Timers and, beside them, their times with the sign turned: so that, once sorted, the last one comes next.
+
+    Two flat lists and no object per timer: a large run has a timer for every worker, and they are not looked at again
+    before their time has come.
+    """
+
+    __slots__ = ("handles", "times")
+
+    def __init__(self) -> None:
+        self.times = array("d")
+        self.handles: list[asyncio.TimerHandle | Alarm] = []
+
+    def add(self, when: float, handle: "asyncio.TimerHandle | Alarm") -> None:
+        """Set a timer; unsorted."""
+        self.times.append(-when)
+        self.handles.append(handle)
+
+    def insert(self, when: float, handle: "asyncio.TimerHandle | Alarm") -> None:
+        """Set a timer among sorted ones: after those of the same moment, so before them in the list."""
+        place = bisect_left(self.times, -when)
+        self.times.insert(place, -when)
+        self.handles.insert(place, handle)
+
+    def sort(self) -> None:
+        """From the order in which they were set; those of the same moment keep it."""
+        times, handles = self.times, self.handles
+        order = sorted(range(len(times) - 1, -1, -1), key=times.__getitem__)
+        self.times = array("d", [times[place] for place in order])
+        self.handles = [handles[place] for place in order]
+
+    def without_cancelled(self) -> "_Timers":
+        kept = _Timers()
+        for time, handle in zip(self.times, self.handles, strict=True):
+            if not handle._cancelled:
+                kept.times.append(time)
+                kept.handles.append(handle)
+        return kept
 
 
 class _Soon(asyncio.Handle):
@@ -90,9 +129,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
     """Single-threaded: `call_soon_threadsafe` is `call_soon`, and there is no I/O.
 
     A run in virtual time does little else than set timers and run callbacks, so both are done here and not in the base
-    class: its timers are compared in Python, and in no defined order where they are equal. Here they are tuples, and
-    those of the same moment run in the order in which they were set. One heap of them all would be the largest cost of
-    a large run, for it is spread over all memory: there is one of those that come next, and the rest wait unsorted.
+    class: its timers are compared in Python, and in no defined order where they are equal. Here those of the same
+    moment run in the order in which they were set. One heap of them all would be the largest cost of a large run, for
+    it is spread over all memory: those that come next are sorted, and the rest wait as they came.
     """
 
     _ready: "deque[asyncio.Handle | Alarm]"
@@ -102,14 +141,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._now = 0.0
-        self._timers: list[_Entry] = []
-        """A heap: all timers up to the end of slice `_slice`; not empty while there is any."""
+        self._timers = _Timers()
+        """Sorted: all timers up to the end of slice `_slice`."""
         self._slice = -1
-        self._later: dict[int, list[_Entry]] = {}
-        """The others, by slice."""
+        self._later: dict[int, _Timers] = {}
+        """The others, by slice, unsorted."""
         self._slices: list[int] = []
         """A heap of the keys of `_later`."""
-        self._set = 0
         self._cancelled = 0
         self._selector = _NoSelector()
 
@@ -139,31 +177,31 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._queue(when, alarm)
 
     def _queue(self, when: float, timer: "asyncio.TimerHandle | Alarm") -> None:
-        self._set += 1
-        entry = (when, self._set, timer)
         number = int(when * _PER_SECOND)
         if number <= self._slice:
-            heapq.heappush(self._timers, entry)
+            self._timers.insert(when, timer)
             return
         waiting = self._later.get(number)
         if waiting is None:
-            self._later[number] = [entry]
+            waiting = self._later[number] = _Timers()
             heapq.heappush(self._slices, number)
-        else:
-            waiting.append(entry)
+        waiting.add(when, timer)
 
-    def _next_timers(self) -> "list[_Entry]":
-        """The heap with the timer that comes next, cancelled ones left out; empty if there is none."""
-        timers = self._timers
+    def _next_at(self) -> float:
+        """When the next timer rings, with it on top of `_timers`; infinite if there is none. Drops cancelled ones."""
         while True:
-            while timers and timers[0][2]._cancelled:
-                heapq.heappop(timers)
+            timers = self._timers
+            while timers.handles and timers.handles[-1]._cancelled:
+                timers.times.pop()
+                timers.handles.pop()
                 self._cancelled -= 1
-            if timers or not self._slices:
-                return timers
+            if timers.handles:
+                return -timers.times[-1]
+            if not self._slices:
+                return math.inf
             self._slice = heapq.heappop(self._slices)
-            self._timers = timers = self._later.pop(self._slice)
-            heapq.heapify(timers)
+            self._timers = self._later.pop(self._slice)
+            self._timers.sort()
 
     def alarm_soon(self, alarm: Alarm) -> None:
         """Run `alarm` in the next pass of the loop, in turn with what `call_soon` was given."""
@@ -182,17 +220,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
         ready = self._ready
         while True:
             timers = self._timers
-            if not timers or timers[0][2]._cancelled:
-                timers = self._next_timers()
-            if timers:
-                now = self._now
-                when = timers[0][0]
-                if when > now and not ready and not self._stopping:
-                    self._now = now = when
-                if when <= now:
-                    self._ring(now)
-            elif not ready and not self._stopping:
-                self.raise_deadlock()
+            sure = timers.handles and not timers.handles[-1]._cancelled
+            when = -timers.times[-1] if sure else self._next_at()
+            if when > self._now and not ready and not self._stopping:
+                if when == math.inf:
+                    self.raise_deadlock()
+                self._now = when
+            if when <= self._now:
+                self._ring(self._now)
             for _ in range(len(ready)):
                 handle = ready.popleft()
                 if not handle._cancelled:
@@ -201,28 +236,28 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 return
 
     def _ring(self, now: float) -> None:
-        """Make ready what is due."""
-        timers = self._timers
-        while timers and timers[0][0] <= now:
-            handle = heapq.heappop(timers)[2]
+        """Make ready what is due; no slice but the first has any of it."""
+        times, handles = self._timers.times, self._timers.handles
+        while handles and -times[-1] <= now:
+            times.pop()
+            handle = handles.pop()
             if handle._cancelled:
                 self._cancelled -= 1
             else:
-                if isinstance(handle, asyncio.TimerHandle):
+                if type(handle) is asyncio.TimerHandle:
                     handle._scheduled = False  # type: ignore[attr-defined]
                 self._ready.append(handle)
-            if not timers:
-                timers = self._next_timers()
-        if self._cancelled > _MANY and 2 * self._cancelled > len(timers) + sum(map(len, self._later.values())):
+        if self._cancelled > _MANY and 2 * self._cancelled > self._set():
             self._drop_cancelled()
 
+    def _set(self) -> int:
+        """Timers that are set, cancelled ones too."""
+        return len(self._timers.handles) + sum(len(later.handles) for later in self._later.values())
+
     def _drop_cancelled(self) -> None:
-        self._timers = [entry for entry in self._timers if not entry[2]._cancelled]
-        heapq.heapify(self._timers)
-        kept = {
-            number: [entry for entry in entries if not entry[2]._cancelled] for number, entries in self._later.items()
-        }
-        self._later = {number: entries for number, entries in kept.items() if entries}
+        self._timers = self._timers.without_cancelled()
+        kept = {number: timers.without_cancelled() for number, timers in self._later.items()}
+        self._later = {number: timers for number, timers in kept.items() if timers.handles}
         self._slices = sorted(self._later)
         self._cancelled = 0
 
@@ -232,7 +267,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def close(self) -> None:
         super().close()
-        self._timers.clear()
+        self._timers = _Timers()
         self._later.clear()
         self._slices.clear()
 

@@ -7,7 +7,7 @@ together, after the pass. Driving workers is half of what a simulation does, hen
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollart.ports.factory import load
@@ -24,13 +24,12 @@ logger = logging.getLogger(__name__)
 class _Hosted(Alarm):
     """A worker. In the loop as its own alarm while `scheduled`: commands arrived."""
 
-    __slots__ = ("drive", "id", "pending", "queued_at", "ring", "scheduled", "timer", "wake_at", "worker")
+    __slots__ = ("id", "pending", "queued_at", "runtime", "scheduled", "timer", "wake_at", "worker")
 
-    def __init__(self, id: WorkerId, drive: Callable[["_Hosted"], None], ring: Callable[["_Hosted"], None]) -> None:
+    def __init__(self, id: WorkerId, runtime: "VirtualRuntime") -> None:
         super().__init__()
         self.id = id
-        self.drive = drive
-        self.ring = ring
+        self.runtime = runtime
         self.worker: Worker | None = None
         self.pending: list[WorkerCommand] = []
         self.scheduled = False
@@ -41,7 +40,7 @@ class _Hosted(Alarm):
 
     def _run(self) -> None:
         self.scheduled = False
-        self.drive(self)
+        self.runtime.drive(self)
 
 
 class _Timer(Alarm):
@@ -54,7 +53,7 @@ class _Timer(Alarm):
         self.hosted = hosted
 
     def _run(self) -> None:
-        self.hosted.ring(self.hosted)
+        self.hosted.runtime.ring(self.hosted)
 
 
 class VirtualRuntime:
@@ -76,7 +75,7 @@ class VirtualRuntime:
         if worker in self._known:
             raise InvariantBroken(f"worker id {worker} was used before; a restarted worker needs a new one")
         self._known.add(worker)
-        hosted = self._hosted[worker] = _Hosted(worker, self._drive, self._ring)
+        hosted = self._hosted[worker] = _Hosted(worker, self)
         self._loop.call_soon(self._build, hosted, factory, settings)
 
     def post(self, worker: WorkerId, commands: Sequence[WorkerCommand]) -> None:
@@ -114,18 +113,20 @@ class VirtualRuntime:
             hosted.scheduled = True
             self._loop.alarm_soon(hosted)
 
-    def _ring(self, hosted: _Hosted) -> None:
+    def ring(self, hosted: _Hosted) -> None:
+        """The timer of a worker rang."""
         now = self._loop.time()
         if hosted.queued_at != now:
             return  # it was queued again, earlier, and that has rung
         hosted.queued_at = math.inf
         if hosted.wake_at <= now:
-            self._drive(hosted)
+            self.drive(hosted)
         elif hosted.wake_at < math.inf:
             hosted.queued_at = hosted.wake_at
             self._loop.alarm_at(hosted.wake_at, hosted.timer)
 
-    def _drive(self, hosted: _Hosted) -> None:
+    def drive(self, hosted: _Hosted) -> None:
+        """Hand over what was posted, and let the worker do its work."""
         worker = hosted.worker
         if worker is None:
             return
@@ -134,16 +135,17 @@ class VirtualRuntime:
             if hosted.pending:
                 commands, hosted.pending = hosted.pending, []
                 worker.post(commands)
-            events, wake_at = worker.advance(now)
+            advance = worker.advance(now)
         except Exception as error:  # noqa: BLE001 - as above
             self._die(hosted, error)
             return
+        wake_at = advance.wake_at
         hosted.wake_at = wake_at = math.inf if wake_at is None else wake_at if wake_at > now else now
         if wake_at < hosted.queued_at:
             hosted.queued_at = wake_at
             self._loop.alarm_at(wake_at, hosted.timer)
-        if events:
-            self._tell().events(hosted.id, events)
+        if advance.events:
+            self._tell().events(hosted.id, advance.events)
 
     def _die(self, hosted: _Hosted, error: Exception) -> None:
         self._hosted.pop(hosted.id, None)

@@ -61,9 +61,6 @@ class Workload:
         """A reward call knows no member; the number of turns stands in for it."""
         return self._draw_reward_s(mix(self._rewards, prompt_seed), turns)
 
-    def episode(self, prompt_seed: int, member: int) -> "Episode":
-        return Episode(self, prompt_seed, member)
-
 
 class Episode:
     """The script of one episode."""
