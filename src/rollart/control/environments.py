@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from rollart.control.context import Context
 from rollart.control.fleet import Fleet, WorkerSpec
+from rollart.policy.blame import Blame
 from rollart.policy.health import ENVIRONMENT, GiveUp, HealthBook, Quarantine, Retry
-from rollart.types.errors import EnvironmentFault, InvariantBroken
+from rollart.types.errors import EnvironmentFault, InvariantBroken, TaskBroken
 from rollart.types.ids import TrajectoryId, WorkerId
 from rollart.types.journal import Quarantined
 from rollart.types.messages import (
@@ -50,7 +51,8 @@ class EnvironmentPool:
         self._health = HealthBook(ENVIRONMENT)
         self._free: dict[str, deque[Slot]] = {}
         self._workers: dict[WorkerId, int] = {}
-        self._asked: dict[TrajectoryId, tuple[WorkerId, int, asyncio.Future[Observed]]] = {}
+        self._asked: dict[TrajectoryId, tuple[Slot, int, asyncio.Future[Observed]]] = {}
+        self._blame = Blame()
         self.changed: Callable[[], None] = lambda: None
         """Told when a slot became free."""
         fleet.attach(Role.ENVIRONMENT, self)
@@ -83,6 +85,10 @@ class EnvironmentPool:
             case GiveUp():
                 self._context.record(Quarantined(now, slot.name, 0, -1.0, f"given up: {fault}"))
 
+    def played(self, task: str) -> None:
+        """An episode came to its own end, not only to a stop: the code of the task works."""
+        self._blame.succeeded(task)
+
     def reset(self, slot: Slot, trajectory: Trajectory) -> "asyncio.Future[Observed]":
         """Start an episode in a fresh environment."""
         future = self._expect(slot, trajectory.id, 0)
@@ -114,8 +120,8 @@ class EnvironmentPool:
         self._context.accounts.capacity(spec.pool, -slots, self._context.now(), engines=False)
         for task, free in self._free.items():
             self._free[task] = deque(slot for slot in free if slot.worker != worker)
-        for host, _, future in list(self._asked.values()):
-            if host == worker and not future.done():
+        for slot, _, future in list(self._asked.values()):
+            if slot.worker == worker and not future.done():
                 future.set_exception(EnvironmentFault(f"{worker} was lost: {reason}"))
 
     def _put_back(self, slot: Slot) -> None:
@@ -125,24 +131,34 @@ class EnvironmentPool:
 
     def _expect(self, slot: Slot, episode: TrajectoryId, turn: int) -> "asyncio.Future[Observed]":
         future: asyncio.Future[Observed] = self._context.loop.create_future()
-        self._asked[episode] = (slot.worker, turn, future)
+        self._asked[episode] = (slot, turn, future)
         if slot.worker not in self._workers:
             future.set_exception(EnvironmentFault(f"{slot.worker} is gone"))
         return future
 
-    def _answer(self, worker: WorkerId, episode: TrajectoryId, turn: int) -> "asyncio.Future[Observed] | None":
-        """The future that waits for exactly this answer; None for late and doubled ones."""
-        asked = self._asked.get(episode)
-        if asked is None or asked[0] != worker or asked[1] != turn or asked[2].done():
+    def _asked_for(
+        self, worker: WorkerId, event: Observed | EnvironmentFailed
+    ) -> "tuple[Slot, asyncio.Future[Observed]] | None":
+        """Who waits for exactly this answer, and where; None for late and doubled ones."""
+        asked = self._asked.get(event.episode)
+        if asked is None or asked[0].worker != worker or asked[1] != event.turn or asked[2].done():
             return None
-        return asked[2]
+        return asked[0], asked[2]
 
     def _observed(self, worker: WorkerId, event: Observed) -> None:
-        future = self._answer(worker, event.episode, event.turn)
-        if future is not None:
-            future.set_result(event)
+        asked = self._asked_for(worker, event)
+        if asked is not None:
+            asked[1].set_result(event)
 
     def _environment_failed(self, worker: WorkerId, event: EnvironmentFailed) -> None:
-        future = self._answer(worker, event.episode, event.turn)
-        if future is not None:
-            future.set_exception(EnvironmentFault(event.reason))
+        asked = self._asked_for(worker, event)
+        if asked is None:
+            return
+        slot, future = asked
+        future.set_exception(EnvironmentFault(event.reason))
+        slots = self._context.config.tasks[slot.task].environments
+        if event.wrong and self._blame.failed(slot.task, slot.name, slots):
+            raise TaskBroken(
+                f"task {slot.task!r}: all of its {slots} environments failed, and every try would again: "
+                f"{event.reason}. Mend the environment and resume."
+            )
