@@ -1,3 +1,54 @@
-"""rollart: reinforcement learning of LLM agents on disaggregated hardware."""
+"""rollart: reinforcement learning of LLM agents on disaggregated hardware.
+
+`import rollart` is light: the names of the API are resolved when they are used, and torch is imported by workers alone.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rollart.cli.api import HeldOut, Result, Task, run, tiny_model
+    from rollart.config.schema import RunConfig
+    from rollart.ports.environment import TextEnvironment, TextStep
+    from rollart.types.errors import ConfigError, RequestError, RollartError, RunError
+    from rollart.types.messages import Score
+    from rollart.types.trajectory import Prompt
 
 __version__ = "0.1.0"
+__all__ = [
+    "ConfigError",
+    "HeldOut",
+    "Prompt",
+    "RequestError",
+    "Result",
+    "RollartError",
+    "RunConfig",
+    "RunError",
+    "Score",
+    "Task",
+    "TextEnvironment",
+    "TextStep",
+    "run",
+    "tiny_model",
+]
+
+_HOMES = {
+    "cli.api": ("HeldOut", "Result", "Task", "run", "tiny_model"),
+    "config.schema": ("RunConfig",),
+    "ports.environment": ("TextEnvironment", "TextStep"),
+    "types.errors": ("ConfigError", "RequestError", "RollartError", "RunError"),
+    "types.messages": ("Score",),
+    "types.trajectory": ("Prompt",),
+}
+"""Where each name lives."""
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"rollart.{home}"), name)
+    raise AttributeError(f"module 'rollart' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

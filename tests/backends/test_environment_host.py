@@ -201,7 +201,9 @@ def test_an_environment_that_raises_fails_alone(word, reason):
 def test_an_environment_that_cannot_start_fails():
     driver = host()
     assert one(driver, reset(1, 0, reset="raise")) == EnvironmentFailed(1, 0, "OSError: no cage")
-    assert "TypeError" in one(host(environment_settings={"colour": 3}), reset(1)).reason
+    answer = one(host(environment_settings={"colour": 3}), reset(1))
+    assert "TypeError" in answer.reason
+    assert answer.wrong, "no other try would go better"
 
 
 @pytest.mark.parametrize("what", sorted(ANSWERS))
@@ -211,6 +213,7 @@ def test_junk_is_a_failure_of_the_environment(what):
     answer = one(driver, step(1, 1, f"answer {what}"))
     assert isinstance(answer, EnvironmentFailed)
     assert "must be" in answer.reason
+    assert answer.wrong
 
 
 def test_a_hanging_environment_blocks_nobody():

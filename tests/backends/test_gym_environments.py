@@ -8,7 +8,6 @@ from rollart.backends.environments.codec import END_OF_TURN, ByteCodec
 from rollart.backends.environments.gym import GymEnvironment, make_gym
 from rollart.backends.environments.host import EnvironmentHost
 from rollart.ports.environment import TextStep
-from rollart.types.errors import EnvironmentFault
 from rollart.types.messages import Close, EnvironmentFailed, Observed, Reset, Step
 from rollart.types.tokens import Segment
 from rollart.types.trajectory import Prompt, state_key
@@ -137,11 +136,25 @@ def test_what_is_not_of_gymnasiums_form_is_named():
             return action, 0.0, True, {}
 
     environment = GymEnvironment(Old())
-    with pytest.raises(EnvironmentFault, match=r"\(observation, info\)"):
+    with pytest.raises(TypeError, match=r"\(observation, info\)"):
         environment.reset(Prompt("p", "t", 1))
-    with pytest.raises(EnvironmentFault, match="terminated"):
+    with pytest.raises(TypeError, match="terminated"):
         environment.step("x")
     environment.close()
+
+
+@pytest.mark.parametrize(
+    ("info", "artifact"), [({"artifact": "ä"}, "ä".encode()), ({"artifact": b"x"}, b"x"), ({}, b"")]
+)
+def test_what_the_reward_function_judges_is_in_the_info(info, artifact):
+    class Judged:
+        def reset(self, seed, options):  # noqa: ARG002
+            return "hi", {}
+
+        def step(self, action):
+            return action, 0.0, True, False, info
+
+    assert GymEnvironment(Judged()).step("x").artifact == artifact
 
 
 def test_the_example_of_the_docs_runs():

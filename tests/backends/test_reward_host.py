@@ -30,6 +30,8 @@ def judge(question):
     word = question.artifact.decode()
     if word == "raise":
         raise OSError("429")
+    if word == "typo":
+        raise NameError("lenght")
     if word == "hang":
         GATE.wait(30)
     return VALUES[word] if word in VALUES else np.float32(len(word))
@@ -87,6 +89,12 @@ def test_a_function_that_raises_may_be_asked_again():
         driver.send(score(1, b"raise"))
         assert driver.answers() == [ScoreFailed("1", "OSError: 429", retry=True)]
     assert len(CALLS) == 2
+
+
+def test_a_function_whose_code_is_wrong_is_not_asked_again():
+    driver = host()
+    driver.send(score(1, b"typo"))
+    assert driver.answers() == [ScoreFailed("1", "NameError: lenght", retry=False)]
 
 
 def test_a_function_that_hangs_holds_up_its_thread_only():

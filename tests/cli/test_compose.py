@@ -7,7 +7,7 @@ import pytest
 
 from rollart.cli import cold_start
 from rollart.cli.compose import BYTE_CODEC, HF_CODEC, check_real, codec_factory, prompts_of, worker_specs
-from rollart.cli.train import with_model
+from rollart.cli.running import with_model
 from rollart.config.load import check, load_toml
 from rollart.config.schema import RunConfig
 from rollart.types.errors import ConfigError

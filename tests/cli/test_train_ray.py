@@ -11,7 +11,8 @@ import pytest
 from rollart.backends.stores.folder import FolderStore
 from rollart.backends.stores.shared import SharedMemoryStore
 from rollart.cli.compose import process_store
-from rollart.cli.train import RuntimeKind, _preset, _require
+from rollart.cli.running import RuntimeKind, require
+from rollart.cli.train import preset
 from rollart.config.load import check, load_toml
 from rollart.config.schema import RunConfig
 from rollart.observe.journal import fold_journal
@@ -50,7 +51,7 @@ def test_two_steps_with_all_workers_in_processes(tmp_path: Path) -> None:
 
 
 def test_the_weights_lie_in_shared_memory_where_their_size_is_known(tmp_path: Path) -> None:
-    tables = load_toml(_preset())
+    tables = load_toml(preset())
     with process_store(check(RunConfig, tables), tmp_path) as store:
         assert isinstance(store, SharedMemoryStore)
     with pytest.raises(Exception, match="no shared store"):
@@ -63,6 +64,6 @@ def test_the_weights_lie_in_shared_memory_where_their_size_is_known(tmp_path: Pa
 def test_a_missing_ray_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else find(name))
-    _require(RuntimeKind.INLINE)
+    require(RuntimeKind.INLINE)
     with pytest.raises(RequestError, match=r"needs ray; install .*rollart\[train\]"):
-        _require(RuntimeKind.RAY)
+        require(RuntimeKind.RAY)

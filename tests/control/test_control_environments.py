@@ -9,7 +9,7 @@ from worlds import Commands, Echo, Events, Kill, Ran, doubled, run, two_tasks, w
 
 from rollart.observe.journal import digest
 from rollart.policy.health import REWARD
-from rollart.types.errors import ShareUnfilled
+from rollart.types.errors import ShareUnfilled, TaskBroken
 from rollart.types.ids import WorkerId
 from rollart.types.journal import Quarantined, TrajectoryEnded, TrajectoryStarted, WorkerDied, WorkerSpawned
 from rollart.types.messages import (
@@ -106,6 +106,56 @@ def test_a_dead_environment_worker_is_replaced_and_its_episodes_are_no_result(mo
     assert {e.trajectory for e in ended(ran, Outcome.ENV_FAILED)} <= {s.trajectory for s in in_it} - over
 
 
+@pytest.mark.parametrize("turn", [0, 1])
+def test_a_task_whose_environments_are_all_wrong_stops_the_run(turn: int) -> None:
+    def wrong(_: WorkerId, event: Observed, __: int) -> Sequence[Observed | EnvironmentFailed]:
+        failed = EnvironmentFailed(event.episode, event.turn, "the observation is an int", wrong=True)
+        return (failed if event.turn == turn else event,)
+
+    ran = run(two_tasks(), Events("environment/math", Observed, wrong))
+    sound(ran)
+    assert isinstance(ran.error, TaskBroken)
+    for word in ("'math'", "all of its 12 environments", "the observation is an int"):
+        assert word in str(ran.error)
+    assert ran.events[-1].at < 60, "not after the share's deadline of an hour"
+    assert all(end.reward is None for end in ended(ran, Outcome.ENV_FAILED))
+
+
+def test_a_stop_from_outside_is_no_sign_that_a_task_works() -> None:
+    """Its group is given up as hopeless and stops the members that still run; they have shown nothing."""
+
+    def wrong(_: WorkerId, event: Observed, number: int) -> Sequence[Observed | EnvironmentFailed]:
+        if not event.turn and number % 3:
+            return (event,)  # somebody is always in the middle of an episode
+        return (EnvironmentFailed(event.episode, event.turn, "NaN", wrong=True),)
+
+    ran = run(world("tasks.game.environments=200"), Events("environment", Observed, wrong))
+    sound(ran)
+    assert isinstance(ran.error, TaskBroken)
+    assert ended(ran, Outcome.CANCELLED)
+    assert ran.events[-1].at < 60
+
+
+def test_some_wrong_environments_do_not_stop_it() -> None:
+    def wrong(_: WorkerId, event: Observed, number: int) -> Sequence[Observed | EnvironmentFailed]:
+        return (EnvironmentFailed(event.episode, event.turn, "NaN", wrong=True) if number % 5 == 0 else event,)
+
+    ran = run(world(), Events("environment", Observed, wrong))
+    completed(ran)
+    assert ended(ran, Outcome.ENV_FAILED)
+
+
+def test_a_reward_function_that_is_wrong_stops_the_run() -> None:
+    def wrong(_: WorkerId, event: Scored, __: int) -> Sequence[ScoreFailed]:
+        return (ScoreFailed(event.key, "the reward function gave nan", retry=False),)
+
+    ran = run(world(), Events("reward", Scored, wrong))
+    sound(ran)
+    assert isinstance(ran.error, TaskBroken)
+    assert "'game': its reward function failed 8 times in a row" in str(ran.error)
+    assert ran.events[-1].at < 60
+
+
 @pytest.mark.parametrize("kind", [Observed, Scored, TurnDone, Staged, Updated, Trained, Published])
 def test_a_doubled_event_changes_nothing(kind: type) -> None:
     scenario = two_tasks(
@@ -198,7 +248,7 @@ def test_questions_of_a_dead_reward_worker_are_asked_elsewhere() -> None:
 
 def test_without_any_reward_the_run_ends_with_a_typed_error() -> None:
     def refuse(_: WorkerId, event: Scored, __: int) -> Sequence[ScoreFailed]:
-        return (ScoreFailed(event.key, "no such function", retry=False),)
+        return (ScoreFailed(event.key, "try again later"),)
 
     ran = run(world("tasks.game.share_deadline_s=20"), Events("reward", Scored, refuse))
     sound(ran)

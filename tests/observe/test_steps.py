@@ -2,9 +2,13 @@
 
 import asyncio
 import json
+import struct
+import subprocess
+import sys
 
 import pytest
 
+from rollart.observe.files import append_whole
 from rollart.observe.journal import MemoryJournal
 from rollart.observe.metrics import LINES, MetricsSink, scalars
 from rollart.observe.steps import EvalRecord, StepFold, StepRecord
@@ -115,8 +119,32 @@ def test_numbers_have_names():
 
 def test_tensorboard_files_where_its_writer_is_there(tmp_path):
     pytest.importorskip("tensorboardX", reason="needs tensorboardX")
+    from tensorboardX.proto.event_pb2 import Event
+
     sink = MetricsSink(MemoryJournal(), tmp_path)
     for event in JOURNAL:
         sink.append(event)
     asyncio.run(sink.close())
-    assert [file for file in (tmp_path / "tensorboard").iterdir() if file.stat().st_size > 0]
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    assert file.name.startswith("events.out.tfevents.")
+    data, seen = file.read_bytes(), []
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        event = Event.FromString(data[12 : 12 + length])
+        seen += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
+        data = data[16 + length :]
+    assert (1, "reward/maze", 0.25) in seen
+    assert (1, "held_out/maze", 0.75) in seen
+
+
+def test_what_a_full_disk_cuts_off_is_taken_back(tmp_path):
+    path = tmp_path / "lines"
+    append_whole(path, b"one\n")
+    code = (
+        "import resource, signal, sys\nfrom pathlib import Path\nfrom rollart.observe.files import append_whole\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, (6, 6))\n"
+        "append_whole(Path(sys.argv[1]), b'two\\n')"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)
+    assert "OSError" in done.stderr
+    assert path.read_bytes() == b"one\n"

@@ -11,15 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rollart.backends.engines.checkpoint_config import read_shape
+from rollart.backends.engines.checkpoint_config import ModelShape, read_shape
 from rollart.backends.environments.codec import Codec
 from rollart.backends.stores.folder import FolderStore
 from rollart.backends.stores.shared import SharedMemoryStore
 from rollart.config.schema import PoolSettings, RunConfig
+from rollart.config.suggest import did_you_mean
 from rollart.control.environments import POOL as ENVIRONMENTS
 from rollart.control.fleet import WorkerSpec
 from rollart.control.pipeline import Parts
 from rollart.control.rewards import POOL as REWARD
+from rollart.control.rollout import Ended, look_at_none
 from rollart.control.trainer import POOL as TRAINER
 from rollart.ports.factory import load
 from rollart.ports.prompts import PromptSource
@@ -55,11 +57,16 @@ def check_real(config: RunConfig) -> None:
     """Refuse what a config may leave open for a simulation but not for a real run."""
     for name, task in config.tasks.items():
         if not task.environment:
+            # A name that is misspelt is a table of its own, with nothing in it.
+            others = did_you_mean(f"tasks.{name}", [f"tasks.{other}" for other in config.tasks if other != name])
             raise ConfigError(
-                f"tasks.{name}.environment", 'is missing; name a factory such as "rollart.tasks.frozenlake:FrozenLake"'
+                f"tasks.{name}.environment",
+                f'is missing{others}; name a factory such as "rollart.tasks.frozenlake:FrozenLake"',
             )
-        load(task.environment)
-        load(task.reward)
+        _check_factory(f"tasks.{name}.environment", task.environment)
+        _check_factory(f"tasks.{name}.reward", task.reward)
+    if config.codec:
+        _check_factory("codec", config.codec)
     if not config.model:
         raise ConfigError(
             "model", "is missing; give a checkpoint folder, or [model.config] for a small one from scratch"
@@ -75,6 +82,13 @@ def check_real(config: RunConfig) -> None:
         prompts_of(config, name, held_out=True)
 
 
+def _check_factory(key: str, path: str) -> None:
+    try:
+        load(path)
+    except RequestError as error:
+        raise ConfigError(key, str(error)) from error
+
+
 def _check_model(config: RunConfig) -> None:
     if is_cold_start(config):
         return  # the run makes it, for these tasks and this codec
@@ -88,9 +102,20 @@ def _check_model(config: RunConfig) -> None:
     for name, pool in config.pools.items():
         if pool.engine == "torch":
             try:
-                read_shape(config.model)
+                shape = read_shape(config.model)
             except RequestError as error:
                 raise ConfigError(f"pools.{name}.engine", f"torch cannot serve this model: {error}") from error
+            if isinstance(config.model, str):
+                _check_weights(config.model, shape)
+
+
+def _check_weights(folder: str, shape: ModelShape) -> None:
+    from rollart.backends.engines.checkpoint_header import check_weights  # needs safetensors, as real runs do
+
+    try:
+        check_weights(Path(folder), shape)
+    except RequestError as error:
+        raise ConfigError("model", str(error)) from error
 
 
 def is_cold_start(config: RunConfig) -> bool:
@@ -142,7 +167,12 @@ def baselines_of(config: RunConfig) -> dict[str, dict[str, float]]:
 
 
 def real_parts(
-    config: RunConfig, runtime: Runtime, sink: EventSink, store: WeightStore, checkpoints: Path | None = None
+    config: RunConfig,
+    runtime: Runtime,
+    sink: EventSink,
+    store: WeightStore,
+    checkpoints: Path | None = None,
+    ended: Ended = look_at_none,
 ) -> Parts:
     """A real run; without a folder for checkpoints a lost trainer starts over."""
     return Parts(
@@ -152,6 +182,7 @@ def real_parts(
         prompts={name: prompts_of(config, name, held_out=False) for name in config.tasks},
         eval_prompts={name: prompts_of(config, name, held_out=True) for name in config.tasks},
         stop_tokens=codec_of(config).stop_tokens,
+        ended=ended,
     )
 
 

@@ -10,7 +10,7 @@ import typer
 
 from rollart.backends.trainers.checkpoint import Checkpoints
 from rollart.cli.compose import check_real, real_parts
-from rollart.cli.train import CHECKPOINTS, read_config
+from rollart.cli.running import CHECKPOINTS, read_config
 from rollart.config.schema import RunConfig
 from rollart.config.suggest import did_you_mean
 from rollart.control.pipeline import run_pipeline

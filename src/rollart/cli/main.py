@@ -39,3 +39,6 @@ def main() -> None:
     except RollartError as error:
         sys.stderr.write(f"rollart: {type(error).__name__}: {error}\n")
         sys.exit(1)
+    except KeyboardInterrupt:
+        sys.stderr.write("rollart: interrupted\n")
+        sys.exit(1)

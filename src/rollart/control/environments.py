@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 from rollart.control.context import Context
 from rollart.control.fleet import Fleet, WorkerSpec
+from rollart.policy.blame import Blame
 from rollart.policy.health import ENVIRONMENT, GiveUp, HealthBook, Quarantine, Retry
-from rollart.types.errors import EnvironmentFault, InvariantBroken
+from rollart.types.errors import EnvironmentFault, InvariantBroken, TaskBroken
 from rollart.types.ids import TrajectoryId, WorkerId
 from rollart.types.journal import Quarantined
 from rollart.types.messages import (
@@ -55,6 +56,7 @@ class EnvironmentPool:
         self._workers: dict[WorkerId, int] = {}
         self._seats: dict[TrajectoryId, Slot] = {}
         """Where the open episodes are."""
+        self._blame = Blame()
         self.changed: Callable[[], None] = lambda: None
         """Told when a slot became free."""
         fleet.attach(Role.ENVIRONMENT, self)
@@ -86,6 +88,10 @@ class EnvironmentPool:
                 self._context.call_at(until, self._put_back, slot)
             case GiveUp():
                 self._context.record(Quarantined(now, slot.name, 0, -1.0, f"given up: {fault}"))
+
+    def played(self, task: str) -> None:
+        """An episode came to its own end, not only to a stop: the code of the task works."""
+        self._blame.succeeded(task)
 
     def reset(self, slot: Slot, trajectory: Trajectory) -> "asyncio.Future[Observed]":
         """Start an episode in a fresh environment."""
@@ -149,5 +155,13 @@ class EnvironmentPool:
 
     def _environment_failed(self, worker: WorkerId, event: EnvironmentFailed) -> None:
         future = self._answer(worker, event.episode, event.turn)
-        if future is not None:
-            future.set_exception(EnvironmentFault(event.reason))
+        if future is None:
+            return
+        future.set_exception(EnvironmentFault(event.reason))
+        slot = self._seats[event.episode]
+        slots = self._context.config.tasks[slot.task].environments
+        if event.wrong and self._blame.failed(slot.task, slot.name, slots):
+            raise TaskBroken(
+                f"task {slot.task!r}: all of its {slots} environments failed, and every try would again: "
+                f"{event.reason}. Mend the environment and resume."
+            )

@@ -21,7 +21,7 @@ from rollart.control.fleet import Fleet, WorkerSpec
 from rollart.control.proxy import LLMProxy
 from rollart.control.resume import bury, end_buried_groups
 from rollart.control.rewards import RewardDispatch
-from rollart.control.rollout import Accept, RolloutScheduler, accept_all
+from rollart.control.rollout import Accept, Ended, RolloutScheduler, accept_all, look_at_none
 from rollart.control.stalls import StallWatch
 from rollart.control.trainer import POOL as TRAINER_POOL
 from rollart.control.trainer import TrainerClient
@@ -62,6 +62,7 @@ class Parts:
     eval_prompts: Mapping[str, PromptSource]
     stop_tokens: tuple[int, ...] = ()
     accept: Accept = accept_all
+    ended: Ended = look_at_none
 
 
 async def run_pipeline(config: RunConfig, parts: Parts, state: RunState | None = None) -> None:
@@ -108,6 +109,7 @@ class Pipeline:
             prompts=parts.prompts,
             evaluation=self._evaluation,
             accept=parts.accept,
+            ended=parts.ended,
             stop_tokens=parts.stop_tokens,
         )
         self._stalls = StallWatch(context)

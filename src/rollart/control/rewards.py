@@ -9,15 +9,18 @@ import math
 
 from rollart.control.context import Context
 from rollart.control.fleet import Fleet, WorkerSpec
+from rollart.policy.blame import Blame
 from rollart.policy.health import REWARD, HealthBook, Retry
 from rollart.policy.watch import Wait
-from rollart.types.errors import InvariantBroken, RewardFault
+from rollart.types.errors import InvariantBroken, RewardFault, TaskBroken
 from rollart.types.ids import WorkerId
 from rollart.types.journal import RewardArrived
 from rollart.types.messages import RewardInfo, Role, Score, Scored, ScoreFailed, WorkerInfo
 from rollart.types.trajectory import Trajectory
 
 POOL = "reward"
+WRONG_REWARDS = 8
+"""So many trajectories in a row without a reward that any try could get: then it is the function."""
 
 
 class _Question:
@@ -42,6 +45,7 @@ class RewardDispatch:
         self._tasks: dict[WorkerId, tuple[str, ...]] = {}
         self._capacity: dict[WorkerId, int] = {}
         self._questions: dict[str, _Question] = {}
+        self._blame = Blame()
         fleet.attach(Role.REWARD, self)
         fleet.on(Scored, self._scored)
         fleet.on(ScoreFailed, self._score_failed)
@@ -121,14 +125,22 @@ class RewardDispatch:
             return
         self._close(event.key)
         self._fleet.succeeded(worker)
+        self._blame.succeeded(question.score.task)
         if not question.future.done():
             self._context.record(RewardArrived(self._context.now(), question.score.trajectory, float(value)))
             question.future.set_result(float(value))
 
     def _score_failed(self, worker: WorkerId, event: ScoreFailed) -> None:
         question = self._questions.get(event.key)
-        if question is not None and question.worker == worker:
-            self._failed(question, event.reason, retry=event.retry)
+        if question is None or question.worker != worker:
+            return
+        self._failed(question, event.reason, retry=event.retry)
+        task = question.score.task
+        if not event.retry and self._blame.failed(task, event.key, WRONG_REWARDS):
+            raise TaskBroken(
+                f"task {task!r}: its reward function failed {WRONG_REWARDS} times in a row, and every try would again: "
+                f"{event.reason}. Mend the function and resume."
+            )
 
     def _failed(self, question: _Question, reason: str, *, retry: bool) -> None:
         key = question.score.key

@@ -29,11 +29,17 @@ from rollart.types.versions import Version
 
 Accept = Callable[[Sequence[Trajectory]], str | None]
 """Looks at a complete group; a reason filters it out, None accepts it."""
+Ended = Callable[[Trajectory, str], None]
+"""Looks at a trajectory that ended, with the cause if it has no result. Nothing depends on it, and it never raises."""
 
 
 def accept_all(trajectories: Sequence[Trajectory]) -> str | None:  # noqa: ARG001
     """The default hook."""
     return None
+
+
+def look_at_none(trajectory: Trajectory, cause: str) -> None:
+    """The default hook."""
 
 
 class RolloutScheduler:
@@ -52,6 +58,7 @@ class RolloutScheduler:
         prompts: Mapping[str, PromptSource],
         evaluation: Evaluation,
         accept: Accept,
+        ended: Ended,
         stop_tokens: tuple[int, ...],
     ) -> None:
         self._context = context
@@ -61,6 +68,7 @@ class RolloutScheduler:
         self._served = served
         self._prompts = prompts
         self._accept = accept
+        self._ended = ended
         self._evaluation = evaluation
         self._reward_gate = RewardGate(context) if context.mode.reward_after_rollout else None
         self._stage = Stage(
@@ -307,6 +315,9 @@ class RolloutScheduler:
                 cause,
             )
         )
+        self._ended(trajectory, cause)
+        if outcome in TRAINABLE:
+            self._environments.played(trajectory.task)
         if trajectory.group in self._book:
             self._member_ended(trajectory, outcome, cause)
         if not self._managers and self._drained is not None and not self._drained.done():

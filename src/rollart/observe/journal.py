@@ -12,7 +12,7 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -91,7 +91,9 @@ class SqliteJournal:
             )
             self._pruner = Pruner(self._db, limit_bytes)
         except (sqlite3.Error, RequestError) as error:
-            raise RequestError(f"{path}: the journal cannot be opened ({error}); choose another folder") from error
+            raise RequestError(
+                f"{path}: the journal cannot be opened ({error}); make room, or choose another folder"
+            ) from error
         self._thread = threading.Thread(target=self._write_all, name="journal", daemon=True)
         self._thread.start()
 
@@ -126,7 +128,8 @@ class SqliteJournal:
             if isinstance(item, _Flush):
                 error, self._error = self._error, None
                 if item.last:
-                    self._db.close()
+                    with suppress(sqlite3.Error):  # what was committed is safe
+                        self._db.close()
                 item.resolve(error)
                 if item.last:
                     return
@@ -144,7 +147,8 @@ class SqliteJournal:
             self._db.execute("COMMIT")
         except Exception as error:  # noqa: BLE001 - whatever it is: without this thread every flush would hang
             if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
+                with suppress(sqlite3.Error):  # the disk may not even let it undo; the next opening does
+                    self._db.execute("ROLLBACK")
             # Kept until somebody can hear it: the next flush raises it, and the run stops there.
             self._error = RunError(f"{self._path}: the journal cannot be written ({error}); free the disk and resume")
 

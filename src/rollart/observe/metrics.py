@@ -1,4 +1,4 @@
-"""Metrics of a run on disk: a JSON line per step and evaluation, and TensorBoard files where its writer is installed.
+"""Metrics of a run on disk: a JSON line per step and evaluation, and TensorBoard files where tensorboardX is installed.
 
 What holds: lines are whole and in order, each written when its step is trained; a resumed run adds to them. What cannot
 be written is raised by the next `flush`, as everything that a journal loses.
@@ -6,14 +6,18 @@ be written is raised by the next `flush`, as everything that a journal loses.
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from rollart.observe.files import append_whole
 from rollart.observe.steps import EvalRecord, Record, StepFold
 from rollart.ports.sink import EventSink
 from rollart.types.errors import RunError
 from rollart.types.journal import JournalEvent
+
+if TYPE_CHECKING:
+    from rollart.observe.board import Board
 
 LINES = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
@@ -26,7 +30,7 @@ class MetricsSink:
         self._sink = sink
         self._fold = StepFold()
         self._path = folder / LINES
-        self._board = _tensorboard(folder / TENSORBOARD)
+        self._board = _board(folder / TENSORBOARD)
         self._lost: OSError | None = None
 
     def append(self, event: JournalEvent) -> None:
@@ -34,24 +38,24 @@ class MetricsSink:
         self._write(self._fold.take(event))
 
     async def flush(self) -> None:
-        if self._lost is not None:
-            raise RunError(f"{self._path} cannot be written: {self._lost}. Make room and resume.")
+        self._check()
         await self._sink.flush()
 
     async def close(self) -> None:
         self._write(self._fold.finish())
-        if self._board is not None:
-            self._board.close()
         await self._sink.close()
+        self._check()
+
+    def _check(self) -> None:
+        if self._lost is not None:
+            raise RunError(f"{self._path} cannot be written: {self._lost}. Make room and resume.")
 
     def _write(self, records: Iterable[Record]) -> None:
         for record in records:
             try:
-                with self._path.open("ab") as lines:
-                    lines.write(msgspec.json.encode(record) + b"\n")
+                append_whole(self._path, msgspec.json.encode(record) + b"\n")
                 if self._board is not None:
-                    for name, value in scalars(record).items():
-                        self._board.add_scalar(name, value, record.step)
+                    self._board.add(scalars(record), record.step)
             except OSError as error:
                 self._lost = error
 
@@ -72,10 +76,10 @@ def scalars(record: Record) -> dict[str, float]:
     return numbers
 
 
-def _tensorboard(folder: Path) -> Any:
-    """A writer, or None where the package is missing: the lines are there in any case."""
+def _board(folder: Path) -> "Board | None":
+    """None where the package is missing: the lines are there in any case."""
     try:
-        from tensorboardX import SummaryWriter
+        from rollart.observe.board import Board
     except ModuleNotFoundError:
         return None
-    return SummaryWriter(logdir=str(folder), write_to_disk=True)
+    return Board(folder)

@@ -7,7 +7,9 @@
     │   ├── WorkerLost         a role has no worker left
     │   ├── NoEngine           no engine can take a task's requests
     │   ├── ShareUnfilled      a task cannot fill its share of the batch
+    │   ├── TaskBroken         the code of a task is wrong: all that it can answer is refused
     │   ├── StalledRun         nothing moves and no deadline is left to change that
+    │   ├── Interrupted        somebody stopped it (Ctrl-C, SIGTERM)
     │   └── TrainingFailed     the trainer reported an error
     │       └── TrainerLost    the trainer is gone; it starts again from its checkpoint
     ├── Fault                  a part outside the agent's reach failed: an outcome, never a reward
@@ -57,6 +59,14 @@ class ShareUnfilled(RunError):
     """A task did not fill its share of the batch by its deadline, and the config says that this stops the run."""
 
 
+class TaskBroken(RunError):
+    """Every environment of a task, or its reward function time and again, failed in a way that no retry mends."""
+
+
+class Interrupted(RunError):
+    """The run was stopped from outside; it can be resumed."""
+
+
 class StalledRun(RunError):
     """Nothing moves; the message names every wait, its owner and its age."""
 
@@ -103,3 +113,7 @@ class InvariantBroken(RollartError):
 
 class NegativeStaleness(InvariantBroken):
     """A token carries a version newer than the one in service: a fail-over reset a version that may only grow."""
+
+
+WRONG_CODE = (AttributeError, ImportError, NameError, NotImplementedError, SyntaxError, TypeError)
+"""Raised by an environment or a reward function, these say that its code is wrong: the same would happen again."""

@@ -264,11 +264,15 @@ class Observed(msgspec.Struct, frozen=True, gc=False):
 
 
 class EnvironmentFailed(msgspec.Struct, frozen=True, gc=False):
-    """The environment itself failed: not the agent's doing."""
+    """The environment itself failed: not the agent's doing.
+
+    `wrong`: its code is, so that another try ends the same way; what an outage may cause is not.
+    """
 
     episode: TrajectoryId
     turn: int
     reason: str
+    wrong: bool = False
 
 
 EnvironmentEvent = Observed | EnvironmentFailed

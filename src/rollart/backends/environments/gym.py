@@ -1,8 +1,9 @@
 """Environments in Gymnasium's form, sync or async, as a `TextEnvironment`.
 
 `reset(seed=…, options=…)` gives `(observation, info)` and `step(action)` the five values of Gymnasium. Observations are
-text, or `render_text` makes text of them. The prompt's seed and data become `seed` and `options`. Nothing here imports
-Gymnasium: whatever has its form will do, a plain class too.
+text, or `render_text` makes text of them. The prompt's seed and data become `seed` and `options`; the last step's
+`info["artifact"]` goes to the reward function. Nothing here imports Gymnasium: whatever has its form will do, a plain
+class too.
 """
 
 import inspect
@@ -11,8 +12,10 @@ from typing import Any
 
 from rollart.ports.environment import AnyTextEnvironment, TextStep
 from rollart.ports.factory import load
-from rollart.types.errors import EnvironmentFault
 from rollart.types.trajectory import Prompt
+
+ARTIFACT = "artifact"
+"""Key of the last step's `info`: text or bytes for the reward function to judge."""
 
 
 def _as_it_is(value: Any) -> Any:
@@ -48,15 +51,21 @@ class GymEnvironment:
 
     def _first(self, answer: Any) -> TextStep:
         if not (isinstance(answer, tuple) and len(answer) == 2):
-            raise EnvironmentFault("reset must give (observation, info), as in Gymnasium")
+            raise TypeError("reset must give (observation, info), as in Gymnasium")
         return TextStep(self._render(answer[0]))
 
     def _next(self, answer: Any) -> TextStep:
         if not (isinstance(answer, tuple) and len(answer) == 5):
-            raise EnvironmentFault("step must give (observation, reward, terminated, truncated, info), as in Gymnasium")
-        observation, reward, terminated, truncated, _ = answer
-        over = bool(terminated or truncated)
-        return TextStep(self._render(observation), reward, over, truncated=bool(truncated and not terminated))
+            raise TypeError("step must give (observation, reward, terminated, truncated, info), as in Gymnasium")
+        observation, reward, terminated, truncated, info = answer
+        artifact = info.get(ARTIFACT, b"") if isinstance(info, Mapping) else b""
+        return TextStep(
+            self._render(observation),
+            reward,
+            done=bool(terminated or truncated),
+            truncated=bool(truncated and not terminated),
+            artifact=artifact.encode() if isinstance(artifact, str) else artifact,
+        )
 
 
 def make_gym(

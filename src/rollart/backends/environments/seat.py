@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from rollart.backends.environments.codec import Codec
 from rollart.ports.environment import AnyTextEnvironment, TextStep
+from rollart.types.errors import WRONG_CODE
 from rollart.types.ids import TrajectoryId
 from rollart.types.messages import EnvironmentFailed, Observed, Reset, Step
 from rollart.types.tokens import Segment
@@ -104,7 +105,8 @@ class Seat:
             try:
                 answer = self._reset(job) if isinstance(job, Reset) else self._step(job)
             except BaseException as error:  # noqa: BLE001 - the boundary of the environment's code: its fault, attributed
-                answer = EnvironmentFailed(job.episode, turn, f"{type(error).__name__}: {error}")
+                reason = f"{type(error).__name__}: {error}"
+                answer = EnvironmentFailed(job.episode, turn, reason, wrong=isinstance(error, WRONG_CODE))
             if isinstance(answer, EnvironmentFailed):
                 self._close()
             self._finished += 1
@@ -144,7 +146,7 @@ class Seat:
     def _observed(self, episode: TrajectoryId, turn: int, step: TextStep, before: Sequence[int] = ()) -> Answer:
         problem = _problem(step)
         if problem:
-            return EnvironmentFailed(episode, turn, problem)
+            return EnvironmentFailed(episode, turn, problem, wrong=True)
         first = turn == 0 or step.fresh_context
         observation = [*(() if first else before), *self._codec.render(step.observation, first)]
         self._tokens = len(observation) + (0 if first else self._tokens)

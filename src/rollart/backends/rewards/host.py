@@ -18,7 +18,7 @@ from rollart.config.base import Strict
 from rollart.ports.factory import load
 from rollart.ports.reward import RewardFunction
 from rollart.ports.worker import Advance
-from rollart.types.errors import InvariantBroken
+from rollart.types.errors import WRONG_CODE, InvariantBroken
 from rollart.types.messages import RewardInfo, Score, Scored, ScoreFailed, WorkerCommand, WorkerEvent
 
 REMEMBERED_KEYS = 4096
@@ -96,7 +96,8 @@ class RewardHost:
         try:
             value: object = self._function(question)
         except BaseException as error:  # noqa: BLE001 - the boundary of the user's function: its fault, attributed
-            return ScoreFailed(question.key, f"{type(error).__name__}: {error}", retry=True)
+            retry = not isinstance(error, WRONG_CODE)
+            return ScoreFailed(question.key, f"{type(error).__name__}: {error}", retry)
         if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
             reason = f"the reward function {self._settings.function} gave {value!r}; it must be a finite number"
             return ScoreFailed(question.key, reason, retry=False)

@@ -114,7 +114,7 @@ class Checkpoints:
 
     def newest(self) -> Checkpoint | None:
         """The newest whole checkpoint; None if none was ever saved."""
-        held = sorted(self._held(), reverse=True)
+        held = sorted(self.held(), reverse=True)
         for version in held:
             try:
                 return _verified(self._folder(version), version)
@@ -160,7 +160,7 @@ class Checkpoints:
         if not self._root.is_dir():
             self._root.mkdir(parents=True, exist_ok=True)
             sync_folder(self._root.parent)
-        newest = max((held for held in self._held() if held not in self._damaged), default=None)
+        newest = max((held for held in self.held() if held not in self._damaged), default=None)
         if newest is not None and version <= newest:
             raise NotSaved(
                 f"{version} is not newer than the checkpoint of {newest} in {self._root}: versions only grow. "
@@ -173,7 +173,7 @@ class Checkpoints:
             self._remove(version)
 
     def _prune(self) -> None:
-        whole = sorted(version for version in self._held() if version not in self._damaged)
+        whole = sorted(version for version in self.held() if version not in self._damaged)
         for version in (*sorted(self._damaged), *whole[: -self._keep]):
             self._remove(version)
 
@@ -184,7 +184,8 @@ class Checkpoints:
         shutil.rmtree(self._draft(version), ignore_errors=True)
         self._damaged.discard(version)
 
-    def _held(self) -> list[Version]:
+    def held(self) -> list[Version]:
+        """What has a folder, oldest first: whole when it was written, not verified since."""
         return self._versions(_NAME)
 
     def _versions(self, pattern: re.Pattern[str]) -> list[Version]:

@@ -1,0 +1,43 @@
+"""Metrics for TensorBoard, in its format of records; needs tensorboardX.
+
+Its own writer has a thread, which dies of a full disk, and whoever writes then waits for ever. Here a record is written
+when it is given, and what fails is raised.
+"""
+
+import struct
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.record_writer import masked_crc32c
+from tensorboardX.summary import scalar
+
+from rollart.observe.files import append_whole
+
+
+class Board:
+    """One file of events per start of a run; TensorBoard reads those of a folder as one."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self._path = folder / f"events.out.tfevents.{time.time_ns()}"
+        append_whole(self._path, _record(Event(wall_time=time.time(), file_version="brain.Event:2")))
+
+    def add(self, scalars: Mapping[str, float], step: int) -> None:
+        now = time.time()
+        summaries = (scalar(name, value) for name, value in scalars.items())
+        append_whole(
+            self._path, b"".join(_record(Event(wall_time=now, step=step, summary=summary)) for summary in summaries)
+        )
+
+
+def _record(event: Any) -> bytes:
+    data: bytes = event.SerializeToString()
+    length = struct.pack("<Q", len(data))
+    return b"".join((length, _checksum(length), data, _checksum(data)))
+
+
+def _checksum(data: bytes) -> bytes:
+    return struct.pack("<I", masked_crc32c(data))
