@@ -184,7 +184,7 @@ def test_a_script_with_classes_of_its_own(tmp_path: Path, runtime: str) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "1\n"
-    assert rollart("train", "--resume", "run", "--set", "steps=2", cwd=tmp_path).code == 0
+    assert rollart("train", "--resume", "run", "--runtime", "inline", "--set", "steps=2", cwd=tmp_path).code == 0
 
 
 def test_a_script_without_a_guard_is_refused(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def refused(done: Done, folder: Path, *words: str) -> None:
 )
 def test_a_config_that_cannot_be(tmp_path: Path, assignment: str, words: tuple[str, ...]) -> None:
     small_task(tmp_path)
-    refused(rollart("train", "config.toml", "--set", assignment, cwd=tmp_path), tmp_path, *words)
+    refused(rollart("train", "config.toml", "--runtime", "inline", "--set", assignment, cwd=tmp_path), tmp_path, *words)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,11 @@ def test_a_checkpoint_of_an_unsupported_model(
     (tmp_path / "checkpoint").mkdir()
     if config is not None:
         (tmp_path / "checkpoint" / "config.json").write_text(json.dumps(config))
-    refused(rollart("train", "config.toml", "--set", "model=checkpoint", cwd=tmp_path), tmp_path, *words)
+    refused(
+        rollart("train", "config.toml", "--runtime", "inline", "--set", "model=checkpoint", cwd=tmp_path),
+        tmp_path,
+        *words,
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,7 +95,7 @@ def test_a_checkpoint_without_its_weights(
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     small_task(tmp_path)
-    done = rollart("train", "config.toml", "--out", "config.toml/run", cwd=tmp_path)
+    done = rollart("train", "config.toml", "--runtime", "inline", "--out", "config.toml/run", cwd=tmp_path)
     refused(done, tmp_path, "config.toml/run: the run folder cannot be made", "--out")
 
 
@@ -168,7 +172,7 @@ def test_a_task_that_is_wrong_stops_the_run(tmp_path: Path, monkeypatch: pytest.
 
 def test_the_command_says_it_in_a_sentence_and_goes_on_when_the_task_is_mended(tmp_path: Path) -> None:
     small_task(tmp_path, MAZE.replace("len(action) / 4", "float('nan')"))
-    done = rollart("train", "config.toml", "--out", "run", cwd=tmp_path, timeout_s=60)
+    done = rollart("train", "config.toml", "--runtime", "inline", "--out", "run", cwd=tmp_path, timeout_s=60)
     assert (done.code, done.out) == (1, ""), done.err
     assert done.err.splitlines()[-1] == (
         "rollart: TaskBroken: task 'maze': all of its 8 environments failed, and every try would again: "
@@ -176,7 +180,7 @@ def test_the_command_says_it_in_a_sentence_and_goes_on_when_the_task_is_mended(t
     )
     untrained(tmp_path / "run" / "journal.sqlite")
     small_task(tmp_path)
-    done = rollart("train", "--resume", "run", cwd=tmp_path)
+    done = rollart("train", "--resume", "run", "--runtime", "inline", cwd=tmp_path)
     assert done.code == 0, done.err
     assert rollart("audit", "run", cwd=tmp_path).code == 0
 
@@ -187,11 +191,11 @@ SMALL_DISK = """
 set -e
 mount -t tmpfs -o size=700k tmpfs disk
 set +e
-"$@" train config.toml --set steps=40 --out disk/run 2> first.err
+"$@" train config.toml --runtime inline --set steps=40 --out disk/run 2> first.err
 echo $? > first.code
 set -e
 mount -o remount,size=64m disk
-"$@" train --resume disk/run 2> second.err
+"$@" train --resume disk/run --runtime inline 2> second.err
 "$@" audit disk/run > audit.out
 """
 

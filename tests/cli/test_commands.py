@@ -197,6 +197,7 @@ def test_a_typo_is_refused_with_a_suggestion(rollart: Command, words: list[str],
         (["audit", "nothing-here"], "no journal"),
         (["audit", "."], "no journal"),
         (["train", "no-such-file.toml"], "no such config file"),
+        (["train", "quikstart"], "did you mean quickstart?"),
         (["train", "--resume", ".", "--out", "x"], "--resume"),
     ],
 )
@@ -408,7 +409,7 @@ def test_a_config_is_refused_before_torch_is_imported(words: list[str], tmp_path
 
 
 def test_a_dry_run_shows_config_and_placement_and_starts_nothing(rollart: Command, tmp_path: Path) -> None:
-    done = rollart("train", "--dry-run", "--set", "steps=7", "--set", "pools.fast.engines=2")
+    done = rollart("train", "frozenlake", "--dry-run", "--set", "steps=7", "--set", "pools.fast.engines=2")
     assert done.code == 0, done.err
     assert '"steps": 7' in done.out
     assert "2 engine" in done.out

@@ -2,15 +2,15 @@
 
 import json
 from importlib import resources
+from pathlib import Path
 
 import pytest
 
-from rollart.cli import cold_start
+from rollart.cli import running
 from rollart.cli.compose import BYTE_CODEC, HF_CODEC, check_real, codec_factory, prompts_of, worker_specs
-from rollart.cli.running import with_model
 from rollart.config.load import check, load_toml
 from rollart.config.schema import RunConfig
-from rollart.types.errors import ConfigError
+from rollart.types.errors import ConfigError, RunError
 from rollart.types.messages import Role
 
 
@@ -32,17 +32,25 @@ def test_the_quickstart_is_a_run():
 def test_a_model_that_is_to_be_made_is_made_once(tmp_path, monkeypatch):
     made = []
 
-    def make(folder, *, seed, report, **changes):  # noqa: ARG001
-        made.append((seed, changes))
-        folder.mkdir()
-        return 0.5
+    def make(order):
+        made.append((order["seed"], order["steps"]))
+        Path(order["folder"]).mkdir()
 
-    monkeypatch.setattr(cold_start, "make_small_model", make)
+    monkeypatch.setattr(running, "_cold_start", make)
     wanted = config(model={"cold_start": {"steps": 3}}, seed=7)
     for _ in range(2):
-        assert with_model(wanted, tmp_path).model == str(tmp_path / "model")
-    assert made == [(7, {"steps": 3})]
-    assert with_model(config(), tmp_path).model == config().model
+        assert running.with_model(wanted, tmp_path).model == str(tmp_path / "model")
+    assert made == [(7, 3)]
+    assert running.with_model(config(), tmp_path).model == config().model
+
+
+def test_the_model_is_made_in_a_process_of_its_own(tmp_path, capsys):
+    made = running.with_model(config(model={"cold_start": {"steps": 1, "batch_tokens": 64}}), tmp_path).model
+    assert (Path(made) / "model.safetensors").is_file()
+    assert "cold start: took" in capsys.readouterr().err
+    wrong = config(model={"cold_start": {"steps": 0}})
+    with pytest.raises(RunError, match="the cold start failed"):
+        running.with_model(wrong, tmp_path / "other")
 
 
 def test_the_codec_is_that_of_the_models_folder(tmp_path):

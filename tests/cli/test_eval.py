@@ -9,7 +9,7 @@ TINY = ("--set", "steps=1", "--set", "eval_every=0", "--set", "checkpoint_every=
 
 
 def test_a_trained_model_plays_held_out_episodes(rollart: Command, tmp_path):  # noqa: F811
-    assert rollart("train", *TINY, "--out", tmp_path / "run").code == 0
+    assert rollart("train", "frozenlake", "--runtime", "inline", *TINY, "--out", tmp_path / "run").code == 0
     done = rollart("eval", tmp_path / "run", "--episodes", "8", "--json")
     assert done.code == 0, done.err
     figures = json.loads(done.out)

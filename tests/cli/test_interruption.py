@@ -123,7 +123,7 @@ def test_a_run_that_is_stopped_says_how_to_go_on(tmp_path: Path, runtime: str, n
 def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_task(tmp_path)
     monkeypatch.chdir(tmp_path)
-    with running(tmp_path, "--set", "steps=100000") as process:
+    with running(tmp_path, "--runtime", "inline", "--set", "steps=100000") as process:
         wait_for(tmp_path, "step 3/", process)
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(30) == 1

@@ -12,7 +12,7 @@ from rollart.backends.stores.folder import FolderStore
 from rollart.backends.stores.shared import SharedMemoryStore
 from rollart.cli.compose import process_store
 from rollart.cli.running import RuntimeKind, require
-from rollart.cli.train import preset
+from rollart.cli.train import config_file
 from rollart.config.load import check, load_toml
 from rollart.config.schema import RunConfig
 from rollart.observe.journal import fold_journal
@@ -30,7 +30,7 @@ SMALL = (
 
 def test_two_steps_with_all_workers_in_processes(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'rollart[ray]'")
-    words = ["train", "--runtime", "ray", "--json", "--out", "run"]
+    words = ["train", "frozenlake", "--json", "--out", "run"]
     for assignment in SMALL:
         words += ["--set", assignment]
     command = [sys.executable, "-c", "from rollart.cli.main import main; main()", *words]
@@ -51,7 +51,7 @@ def test_two_steps_with_all_workers_in_processes(tmp_path: Path) -> None:
 
 
 def test_the_weights_lie_in_shared_memory_where_their_size_is_known(tmp_path: Path) -> None:
-    tables = load_toml(preset())
+    tables = load_toml(config_file("frozenlake"))
     with process_store(check(RunConfig, tables), tmp_path) as store:
         assert isinstance(store, SharedMemoryStore)
     with pytest.raises(Exception, match="no shared store"):

@@ -1,6 +1,15 @@
-"""The model that the quickstart begins with: a small one from scratch, after a cold start on the built-in tasks."""
+"""The model that the quickstart begins with: a small one from scratch, after a cold start on the built-in tasks.
 
+    python -m rollart.cli.cold_start '{"folder": "model", "seed": 0}'
+
+makes it. It ends when its standard input is closed.
+"""
+
+import json
+import os
+import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -57,3 +66,23 @@ def in_tokens(codec: HfCodec, episodes: Iterable[tuple[tuple[str, str], ...]]) -
         ]
         for t in episodes
     ]
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()  # until the one who started this closes it, or is gone
+    os._exit(1)
+
+
+def _say(steps: int, loss: float) -> None:
+    sys.stdout.write(f"cold start: {steps} steps, loss {loss:.3f}\n")
+    sys.stdout.flush()
+
+
+def _main(order: str) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    wanted = json.loads(order)
+    make_small_model(Path(wanted.pop("folder")), report=_say, **wanted)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

@@ -6,6 +6,8 @@ a run folder is never written over; however a run ends, its workers end with it 
 
 import enum
 import importlib.util
+import json
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -127,18 +129,32 @@ def with_model(config: RunConfig, folder: Path) -> RunConfig:
     assert isinstance(config.model, dict)
     model = folder / MODEL
     if not model.is_dir():
-        from rollart.cli.cold_start import make_small_model
-
         say("cold start: a small model learns from scripted transcripts how the tasks are spoken to")
         began = time.perf_counter()
-        make_small_model(
-            model,
-            seed=config.seed,
-            report=lambda steps, loss: say(f"cold start: {steps} steps, loss {loss:.3f}"),
-            **config.model["cold_start"],
-        )
+        _cold_start({"folder": str(model), "seed": config.seed, **config.model["cold_start"]})
         say(f"cold start: took {time.perf_counter() - began:.0f} s")
     return config.model_copy(update={"model": str(model)})
+
+
+def _cold_start(order: Mapping[str, Any]) -> None:
+    """In a process of its own: so the controller never loads torch."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rollart.cli.cold_start", json.dumps(order)],
+        stdin=subprocess.PIPE,  # is closed when this process ends, however it ends; then the other one ends too
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            say(line.rstrip())
+        said = process.communicate()[1].strip().splitlines()
+    finally:
+        process.kill()
+        process.wait()
+    if process.returncode:
+        raise RunError(f"the cold start failed: {said[-1] if said else f'it ended with {process.returncode}'}")
 
 
 def say(line: str) -> None:

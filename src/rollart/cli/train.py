@@ -13,26 +13,27 @@ from rollart.cli.compose import baselines_of, worker_specs
 from rollart.cli.render import show_plan, show_report
 from rollart.cli.running import JOURNAL, RuntimeKind, carry_out, new_run, require, resumed_run
 from rollart.config.load import load_toml, override
+from rollart.config.suggest import did_you_mean
 from rollart.observe.journal import digest, read_journal
 from rollart.types.errors import RequestError
 
-PRESET = "frozenlake"
+QUICKSTART = "quickstart"
 
 
 def train(
-    config: Annotated[Path | None, typer.Argument(help="A TOML file; without one, a small FrozenLake.")] = None,
+    config: Annotated[str | None, typer.Argument(help="A TOML file, or a preset: quickstart, frozenlake.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key: --set steps=20. Repeatable.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; must be new or empty.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Folder of a run to go on with from its checkpoint.")] = None,
     runtime: Annotated[
-        RuntimeKind, typer.Option(help="Workers as threads of this process (inline) or as processes (ray).")
-    ] = RuntimeKind.INLINE,
+        RuntimeKind, typer.Option(help="Workers as processes (ray), or as threads of this one (inline).")
+    ] = RuntimeKind.RAY,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the resolved config and what goes where.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout and nothing else.")] = False,
 ) -> None:
-    """Train for real, on this machine.
+    """Train for real, on this machine. Without CONFIG it is the quickstart: three tasks, from scratch, in minutes.
 
-    Example: rollart train --set steps=20 --out runs/first
+    Example: rollart train frozenlake --set steps=20 --out runs/first
     """
     require(runtime)
     assignments = list(set_ or [])
@@ -41,7 +42,7 @@ def train(
             raise RequestError("--resume takes the config and the folder of the run; leave CONFIG and --out away")
         plan = resumed_run(resume, lambda tables: override(tables, assignments))
     else:
-        plan = new_run(override(load_toml(config or preset()), assignments))
+        plan = new_run(override(load_toml(config_file(config or QUICKSTART)), assignments))
     if dry_run:
         show_plan(Console(), plan.config, worker_specs(plan.config, None, None))
         return
@@ -58,6 +59,16 @@ def train(
     show_report(Console(), report, baselines_of(plan.config))
 
 
-def preset() -> Path:
-    with resources.as_file(resources.files("rollart.config") / "presets" / f"{PRESET}.toml") as path:
-        return path
+def config_file(config: str) -> Path:
+    """A preset by its name, or a file."""
+    presets = resources.files("rollart.config") / "presets"
+    with resources.as_file(presets) as folder:
+        known = sorted(path.stem for path in folder.glob("*.toml"))
+        if config in known:
+            return folder / f"{config}.toml"
+    if "." not in config and not Path(config).exists():
+        raise RequestError(
+            f"{config!r} is no preset{did_you_mean(config, known)}, and no such file is here; "
+            f"presets are {', '.join(known)}"
+        )
+    return Path(config)

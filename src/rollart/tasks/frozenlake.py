@@ -1,7 +1,9 @@
 """FrozenLake in text: walk over a frozen lake to the goal, without falling into a hole.
 
-The lake is Gymnasium's, not slippery, its map drawn from the prompt's seed; every map has a way to the goal. The reward
-is 1 at the goal and 0 otherwise. Whatever the agent says is answered: an answer without a direction is a lost turn.
+The lake is Gymnasium's, not slippery, its map drawn from the prompt's seed; every map has a way to the goal. The agent
+sees the map once and, in every turn, where it stands and what lies around it: `1,2 LF DH RF UF` is row 1, column 2,
+with a hole below. The reward is 1 at the goal and 0 otherwise. Whatever the agent says is answered: an answer without a
+direction is a lost turn.
 """
 
 import random
@@ -19,7 +21,7 @@ DIRECTIONS = {"L": 0, "D": 1, "R": 2, "U": 3}
 """Gymnasium's numbers of the moves."""
 STEPS = {"L": (0, -1), "D": (1, 0), "R": (0, 1), "U": (-1, 0)}
 """Rows and columns of the moves."""
-RULES = "Go from A to G over ice F, not into a hole H. Say L, D, R or U."
+RULES = "Go from S to G over ice F, not into a hole H. Say L, D, R or U."
 HINT = "Say L, D, R or U."
 TEXTS = (RULES, HINT)
 BLIND_PATH = "DDDRRR"
@@ -41,17 +43,17 @@ class FrozenLake:
         self._map = draw(prompt, self._layout).splitlines()
         self._lake = FrozenLakeEnv(desc=self._map, is_slippery=False)
         self._position = int(self._lake.reset(seed=prompt.seed)[0])
-        return self._seen(f"{RULES}\n{self._picture()}")
+        return self._seen("\n".join([RULES, *self._map, self._around()]))
 
     def step(self, action: str) -> TextStep:
         if self._lake is None:
             raise EnvironmentFault("step before reset: the lake has no map yet")
         move = next((DIRECTIONS[letter] for letter in action if letter in DIRECTIONS), None)
         if move is None:
-            return self._seen(f"{HINT}\n{self._picture()}")
+            return self._seen(f"{HINT}\n{self._around()}")
         position, reward, done, _, _ = self._lake.step(move)
         self._position = int(position)
-        return self._seen(self._picture(), float(reward), done=bool(done))
+        return self._seen(self._around(), float(reward), done=bool(done))
 
     def close(self) -> None:
         if self._lake is not None:
@@ -65,12 +67,11 @@ class FrozenLake:
     def _layout(self, seed: int) -> str:
         return "\n".join(generate_random_map(size=self._size, p=self._ice, seed=seed))
 
-    def _picture(self) -> str:
-        """The map with the agent as `A`, one row per line."""
+    def _around(self) -> str:
+        """Where the agent stands, and what lies in every direction that does not leave the lake."""
         row, column = divmod(self._position, self._size)
-        rows = [line.replace("S", "F") for line in self._map]  # the start is ice like any other
-        rows[row] = rows[row][:column] + "A" + rows[row][column + 1 :]
-        return "\n".join(rows)
+        around = (f"{letter}{kind}" for letter, _, kind in _neighbours(self._map, (row, column)))
+        return " ".join([f"{row},{column}", *around])
 
 
 # --- scripts --------------------------------------------------------------------------------------------------------
@@ -93,16 +94,15 @@ def around_holes(observations: Sequence[str], chance: random.Random) -> str:
 
 
 def stumbling(observations: Sequence[str], chance: random.Random) -> str:
-    """Down where it can, else right, else back; it sees holes but never further than one step, and stumbles."""
-    if chance.random() < STUMBLES:
-        return any_move(observations, chance)
-    open_moves = _open_moves(observations[-1])
-    return next(letter for letter in "DRUL" if letter in open_moves)
+    """Around holes, but it stumbles often, and then goes anywhere."""
+    script = any_move if chance.random() < STUMBLES else around_holes
+    return script(observations, chance)
 
 
 def shortest_way(observations: Sequence[str], chance: random.Random) -> str:  # noqa: ARG001 - nothing is left to chance
-    rows = _rows(observations[-1])
-    start = _where(rows)
+    rows = observations[0].splitlines()[1:-1]  # after the rules, before the place
+    row, _, column = observations[-1].splitlines()[-1].partition(" ")[0].partition(",")
+    start = int(row), int(column)
     ways: deque[tuple[Cell, str]] = deque([(start, "")])
     seen = {start}
     while ways:
@@ -116,24 +116,13 @@ def shortest_way(observations: Sequence[str], chance: random.Random) -> str:  # 
     raise EnvironmentFault(f"the map has no way to the goal: {rows}")
 
 
-STUMBLES = 0.2
+STUMBLES = 0.45
 """The share of moves that `stumbling` makes at random."""
 
 
 def _open_moves(observation: str) -> list[str]:
     """Where no hole is."""
-    rows = _rows(observation)
-    return [letter for letter, _, kind in _neighbours(rows, _where(rows)) if kind != "H"]
-
-
-def _rows(observation: str) -> list[str]:
-    """The picture: the lines at the end that are as wide as the last one."""
-    lines = observation.splitlines()
-    return lines[-len(lines[-1]) :]
-
-
-def _where(rows: Sequence[str]) -> Cell:
-    return next((row, line.index("A")) for row, line in enumerate(rows) if "A" in line)
+    return [around[0] for around in observation.splitlines()[-1].split()[1:] if around[1] != "H"]
 
 
 def _neighbours(rows: Sequence[str], cell: Cell) -> Iterator[tuple[str, Cell, str]]:

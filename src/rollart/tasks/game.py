@@ -77,7 +77,7 @@ def within_bounds(observations: Sequence[str], chance: random.Random) -> str:
 
 
 def absent_minded(observations: Sequence[str], chance: random.Random) -> str:
-    """Somewhere in the middle third, but now and then it forgets the hints."""
+    """Somewhere in the middle third, but it often forgets the hints."""
     if chance.random() < FORGETS:
         return any_number(observations, chance)
     low, high = _bounds(observations[-1])
@@ -90,7 +90,7 @@ def halving(observations: Sequence[str], chance: random.Random) -> str:  # noqa:
     return str((low + high) // 2)
 
 
-FORGETS = 0.2
+FORGETS = 0.4
 """The share of guesses for which `absent_minded` forgets the hints."""
 
 

@@ -49,8 +49,6 @@ class ColdStartSettings(Strict):
     matrix_rate: float = Field(default=0.02, gt=0)
     """Of the layers' matrices, by Muon."""
     device: str = "cpu"
-    threads: int = Field(default=1, ge=1)
-    """More are quicker alone on a machine, and far slower beside others."""
 
 
 Report = Callable[[int, float], None]
@@ -72,7 +70,6 @@ def cold_start(
     if folder.exists():
         raise RequestError(f"{folder} is there already; name a new folder, nothing there is written over")
     model = build_model(settings.model, dtype="float32", device=settings.device, seed=settings.seed)
-    torch.set_num_threads(settings.threads)
     loss = _train(settings, PackedModel(model), transcripts, report)
     layout = whole_model(model)
     _write(folder, model_files(layout, beside, layout.tensors))
