@@ -39,7 +39,7 @@ BUILT_IN: Mapping[str, BuiltIn] = {
         max_turns=12,
         max_turn_tokens=4,
         texts=frozenlake.TEXTS,
-        mediocre=frozenlake.stumbling,
+        mediocre=frozenlake.careless,
         baselines={
             "any move": frozenlake.any_move,
             "best blind path": frozenlake.blind_path,

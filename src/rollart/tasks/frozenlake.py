@@ -1,7 +1,7 @@
 """FrozenLake in text: walk over a frozen lake to the goal, without falling into a hole.
 
 The lake is Gymnasium's, not slippery, its map drawn from the prompt's seed; every map has a way to the goal. The agent
-sees the map once and, in every turn, where it stands and what lies around it: `1,2 LF DH RF UF` is row 1, column 2,
+sees the map once and, in every turn, where it stands and where no hole is beside it: `1,2 open:LRU` is row 1, column 2,
 with a hole below. The reward is 1 at the goal and 0 otherwise. Whatever the agent says is answered: an answer without a
 direction is a lost turn.
 """
@@ -23,7 +23,8 @@ STEPS = {"L": (0, -1), "D": (1, 0), "R": (0, 1), "U": (-1, 0)}
 """Rows and columns of the moves."""
 RULES = "Go from S to G over ice F, not into a hole H. Say L, D, R or U."
 HINT = "Say L, D, R or U."
-TEXTS = (RULES, HINT)
+OPEN = "open"
+TEXTS = (RULES, HINT, f" {OPEN}")
 BLIND_PATH = "DDDRRR"
 """The best on training maps of those that look at no map."""
 
@@ -68,10 +69,10 @@ class FrozenLake:
         return "\n".join(generate_random_map(size=self._size, p=self._ice, seed=seed))
 
     def _around(self) -> str:
-        """Where the agent stands, and what lies in every direction that does not leave the lake."""
+        """Where the agent stands, and the moves that lead neither out of the lake nor into a hole."""
         row, column = divmod(self._position, self._size)
-        around = (f"{letter}{kind}" for letter, _, kind in _neighbours(self._map, (row, column)))
-        return " ".join([f"{row},{column}", *around])
+        moves = "".join(letter for letter, _, kind in _neighbours(self._map, (row, column)) if kind != "H")
+        return f"{row},{column} {OPEN}:{moves}"
 
 
 # --- scripts --------------------------------------------------------------------------------------------------------
@@ -93,10 +94,10 @@ def around_holes(observations: Sequence[str], chance: random.Random) -> str:
     return chance.choice([letter for letter in open_moves if letter in "DR"] or open_moves)
 
 
-def stumbling(observations: Sequence[str], chance: random.Random) -> str:
-    """Around holes, but it stumbles often, and then goes anywhere."""
-    script = any_move if chance.random() < STUMBLES else around_holes
-    return script(observations, chance)
+def careless(observations: Sequence[str], chance: random.Random) -> str:
+    """On some maps around holes, on the others anywhere: half a good player, and half none at all."""
+    careful = random.Random(observations[0]).random() < CAREFUL
+    return (around_holes if careful else any_move)(observations, chance)
 
 
 def shortest_way(observations: Sequence[str], chance: random.Random) -> str:  # noqa: ARG001 - nothing is left to chance
@@ -116,13 +117,13 @@ def shortest_way(observations: Sequence[str], chance: random.Random) -> str:  # 
     raise EnvironmentFault(f"the map has no way to the goal: {rows}")
 
 
-STUMBLES = 0.45
-"""The share of moves that `stumbling` makes at random."""
+CAREFUL = 0.5
+"""The share of maps on which `careless` looks where it goes."""
 
 
 def _open_moves(observation: str) -> list[str]:
     """Where no hole is."""
-    return [around[0] for around in observation.splitlines()[-1].split()[1:] if around[1] != "H"]
+    return list(observation.rpartition(":")[2])
 
 
 def _neighbours(rows: Sequence[str], cell: Cell) -> Iterator[tuple[str, Cell, str]]:

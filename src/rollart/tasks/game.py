@@ -77,8 +77,8 @@ def within_bounds(observations: Sequence[str], chance: random.Random) -> str:
 
 
 def absent_minded(observations: Sequence[str], chance: random.Random) -> str:
-    """Somewhere in the middle third, but it often forgets the hints."""
-    if chance.random() < FORGETS:
+    """In some games somewhere in the middle third, in the others anywhere, as if there were no hints."""
+    if random.Random(observations[0]).random() >= ATTENTIVE:
         return any_number(observations, chance)
     low, high = _bounds(observations[-1])
     third = (high - low) // 3
@@ -90,8 +90,8 @@ def halving(observations: Sequence[str], chance: random.Random) -> str:  # noqa:
     return str((low + high) // 2)
 
 
-FORGETS = 0.4
-"""The share of guesses for which `absent_minded` forgets the hints."""
+ATTENTIVE = 0.5
+"""The share of games in which `absent_minded` listens."""
 
 
 def _bounds(observation: str) -> tuple[int, int]:
