@@ -96,6 +96,16 @@ def test_the_lines_of_a_run_and_of_the_one_that_goes_on(tmp_path):
     assert [(line["type"], line["step"]) for line in lines] == [("step", 1), ("eval", 1), ("step", 2)] * 2
 
 
+def test_a_line_that_was_cut_is_taken_away(tmp_path):
+    """Its writer was killed, or the disk was full."""
+    whole = b'{"type":"step","step":1}\n'
+    (tmp_path / LINES).write_bytes(whole + b'{"type":"st')
+    MetricsSink(MemoryJournal(), tmp_path)
+    assert (tmp_path / LINES).read_bytes() == whole
+    MetricsSink(MemoryJournal(), tmp_path)
+    assert (tmp_path / LINES).read_bytes() == whole
+
+
 def test_what_cannot_be_written_is_raised_by_the_next_flush(tmp_path):
     sink = MetricsSink(MemoryJournal(), tmp_path)
     (tmp_path / LINES).mkdir()
@@ -116,7 +126,20 @@ def test_numbers_have_names():
 def test_tensorboard_files_where_its_writer_is_there(tmp_path):
     pytest.importorskip("tensorboardX", reason="needs tensorboardX")
     sink = MetricsSink(MemoryJournal(), tmp_path)
+    sink.append(j.EpochStarted(0.0, 0, 0))
     for event in JOURNAL:
         sink.append(event)
     asyncio.run(sink.close())
     assert [file for file in (tmp_path / "tensorboard").iterdir() if file.stat().st_size > 0]
+
+
+def test_a_trainer_that_starts_again_hides_what_was_told_beyond_its_step(tmp_path, monkeypatch):
+    tensorboard = pytest.importorskip("tensorboardX", reason="needs tensorboardX")
+    opened = []
+    writer = tensorboard.SummaryWriter
+    monkeypatch.setattr(tensorboard, "SummaryWriter", lambda **how: opened.append(how["purge_step"]) or writer(**how))
+    sink = MetricsSink(MemoryJournal(), tmp_path)
+    for epoch, step in enumerate((0, 4)):
+        sink.append(j.EpochStarted(0.0, epoch, step))
+    asyncio.run(sink.close())
+    assert opened == [1, 5]

@@ -19,6 +19,7 @@ from rich.console import Console
 from rollart.cli.compose import check_real, is_cold_start, process_store, real_parts, worker_specs
 from rollart.cli.progress import Narrator
 from rollart.cli.render import show_plan, show_report
+from rollart.cli.run_folder import CONFIG, CONFIG_DRAFT, held, write_config
 from rollart.cli.view import LiveView
 from rollart.config.load import check, load_toml, override
 from rollart.config.schema import RunConfig
@@ -33,7 +34,6 @@ from rollart.types.errors import InvariantBroken, RequestError, RunError
 from rollart.types.snapshot import RunState
 
 JOURNAL = "journal.sqlite"
-CONFIG = "config.json"
 PRESET = "frozenlake"
 LOGS = "logs"
 CHECKPOINTS = "checkpoints"
@@ -68,24 +68,26 @@ def train(
     if resume is not None:
         if config is not None or out is not None:
             raise RequestError("--resume takes the config and the folder of the run; leave CONFIG and --out away")
-        checked, folder, state = _resumed(resume, list(set_ or []))
+        checked, folder = _resumed(resume, list(set_ or [])), resume
         if dry_run:
             show_plan(Console(), checked, worker_specs(checked, None, None))
             return
     else:
         tables = load_toml(config) if config is not None else load_toml(_preset())
-        checked, state = check(RunConfig, override(tables, list(set_ or []))), None
+        checked = check(RunConfig, override(tables, list(set_ or [])))
         check_real(checked)
         if dry_run:
             show_plan(Console(), checked, worker_specs(checked, None, None))
             return
         folder = _new_folder(out, checked.name)
-        (folder / CONFIG).write_text(checked.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        write_config(folder, checked.model_dump_json(indent=2) + "\n")
     _say(f"run folder: {folder}")
     try:
-        checked = with_model(checked, folder)
-        with _hosts(runtime, checked, folder) as (hosts, store):
-            asyncio.run(_run(checked, folder, state, hosts, store))
+        with held(folder):
+            state = _state(folder / JOURNAL)
+            checked = with_model(checked, folder)
+            with _hosts(runtime, checked, folder) as (hosts, store):
+                asyncio.run(_run(checked, folder, state, hosts, store))
     except KeyboardInterrupt:
         raise RunError(f"interrupted; go on with: rollart train --resume {folder}") from None
     violations, report = fold_journal(folder / JOURNAL)[1].finish()
@@ -103,11 +105,8 @@ def train(
     show_report(Console(), report)
 
 
-def _resumed(folder: Path, assignments: list[str]) -> tuple[RunConfig, Path, RunState | None]:
-    """What a new controller needs to go on with a run. Overrides may change limits, not what the journal relies on.
-
-    There is no state where the controller was killed before its first event was durable: then the run starts.
-    """
+def _resumed(folder: Path, assignments: list[str]) -> RunConfig:
+    """The config of a run that goes on. Overrides may change limits, not what the journal relies on."""
     tables = _read_tables(folder)
     before = check(RunConfig, tables)
     checked = check(RunConfig, override(tables, assignments))
@@ -115,9 +114,14 @@ def _resumed(folder: Path, assignments: list[str]) -> tuple[RunConfig, Path, Run
         if attrgetter(key)(before) != attrgetter(key)(checked):
             raise RequestError(f"--set {key}: cannot change in a run that goes on; start a new one")
     check_real(checked)
-    events = read_since_snapshot(folder / JOURNAL)
+    return checked
+
+
+def _state(journal: Path) -> RunState | None:
+    """What a new controller goes on from; None where no event was ever durable: then the run starts."""
+    events = read_since_snapshot(journal) if journal.is_file() else iter(())
     first = next(events, None)
-    return checked, folder, None if first is None else replay(chain([first], events))
+    return None if first is None else replay(chain([first], events))
 
 
 def with_model(config: RunConfig, folder: Path) -> RunConfig:
@@ -195,7 +199,7 @@ def _preset() -> Path:
 def _new_folder(out: Path | None, name: str) -> Path:
     """A folder of its own for the run: what is there already is never written over."""
     if out is not None:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if out.exists() and (not out.is_dir() or any(entry.name != CONFIG_DRAFT for entry in out.iterdir())):
             raise RequestError(f"--out {out}: is not an empty folder; name a new one, nothing there is written over")
         out.mkdir(parents=True, exist_ok=True)
         return out

@@ -1,9 +1,11 @@
 """Metrics of a run on disk: a JSON line per step and evaluation, and TensorBoard files where its writer is installed.
 
-What holds: lines are whole and in order, each written when its step is trained; a resumed run adds to them. What cannot
-be written is raised by the next `flush`, as everything that a journal loses.
+What holds: lines are whole and in order, each written when its step is trained; a resumed run adds to them, and takes
+away one that was cut. In TensorBoard, steps that are trained again hide those that were before. What cannot be
+written is raised by the next `flush`, as everything that a journal loses.
 """
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import msgspec
 from rollart.observe.steps import EvalRecord, Record, StepFold
 from rollart.ports.sink import EventSink
 from rollart.types.errors import RunError
-from rollart.types.journal import JournalEvent
+from rollart.types.journal import EpochStarted, JournalEvent
 
 LINES = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
@@ -26,12 +28,17 @@ class MetricsSink:
         self._sink = sink
         self._fold = StepFold()
         self._path = folder / LINES
-        self._board = _tensorboard(folder / TENSORBOARD)
+        _mend(self._path)
+        self._boards = folder / TENSORBOARD
+        self._make_board = _tensorboard()
+        self._board: Any = None
         self._lost: OSError | None = None
 
     def append(self, event: JournalEvent) -> None:
         self._sink.append(event)
         self._write(self._fold.take(event))
+        if isinstance(event, EpochStarted):
+            self._open_board(event.step)
 
     async def flush(self) -> None:
         if self._lost is not None:
@@ -43,6 +50,17 @@ class MetricsSink:
         if self._board is not None:
             self._board.close()
         await self._sink.close()
+
+    def _open_board(self, step: int) -> None:
+        """A file of its own for every start of a trainer: it says from which step on the files before it are void."""
+        if self._make_board is None:
+            return
+        try:
+            if self._board is not None:
+                self._board.close()
+            self._board = self._make_board(logdir=str(self._boards), write_to_disk=True, purge_step=step + 1)
+        except OSError as error:
+            self._lost = error
 
     def _write(self, records: Iterable[Record]) -> None:
         for record in records:
@@ -72,10 +90,17 @@ def scalars(record: Record) -> dict[str, float]:
     return numbers
 
 
-def _tensorboard(folder: Path) -> Any:
-    """A writer, or None where the package is missing: the lines are there in any case."""
+def _mend(path: Path) -> None:
+    """Take away a last line that was cut when its writer was killed: the next one would be glued to it."""
+    if path.is_file():
+        lines = path.read_bytes()
+        os.truncate(path, lines.rfind(b"\n") + 1)
+
+
+def _tensorboard() -> Any:
+    """What makes a writer, or None where the package is missing: the lines are there in any case."""
     try:
         from tensorboardX import SummaryWriter
     except ModuleNotFoundError:
         return None
-    return SummaryWriter(logdir=str(folder), write_to_disk=True)
+    return SummaryWriter
