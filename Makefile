@@ -9,7 +9,7 @@ VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 ARGS ?=
 
-.PHONY: help venv venv-vllm test test-vllm mutate train sim clean
+.PHONY: help venv venv-vllm test test-vllm mutate kills train sim clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ test: $(INSTALLED) ## lint, types, import contracts, tests: all that has to hold
 
 mutate: $(INSTALLED) ## whether the tests notice when a decision of policy is changed; modules and options in ARGS
 	$(BIN)/python tools/mutate.py $(ARGS)
+
+kills: $(INSTALLED) ## whether real runs survive SIGKILL, whoever gets it and whenever; options in ARGS
+	$(BIN)/python tools/kills.py $(ARGS)
 
 venv-vllm: $(VLLM_INSTALLED) ## create .venv-vllm, with vLLM for CPUs (4 GB); does nothing while it is current
 

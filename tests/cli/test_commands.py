@@ -2,18 +2,25 @@
 
 import asyncio
 import json
+import sqlite3
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from rollart.cli.main import main
+from rollart.cli.run_folder import CONFIG_DRAFT, held, write_config
+from rollart.cli.running import _new_folder, _state
+from rollart.cli.train import config_file
+from rollart.config.load import check, load_toml
 from rollart.config.modes import Mode
 from rollart.config.schema import RunConfig
 from rollart.observe.journal import SqliteJournal
+from rollart.observe.pruning import SCHEMA
 from rollart.policy.staleness import StalenessBound
 from rollart.types.journal import RunStarted, Snapshot, StallReported
 from rollart.types.snapshot import RunState
@@ -390,6 +397,34 @@ def test_a_run_that_goes_on_keeps_its_advantage(rollart: Command, tmp_path: Path
 def test_a_damaged_run_folder_is_refused(rollart: Command, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     refused(rollart("train", "--resume", tmp_path), "config.json")
+
+
+def test_a_folder_with_nothing_but_half_a_config_is_still_empty(tmp_path: Path) -> None:
+    """All that is left of a run that was killed while it wrote its config."""
+    (tmp_path / CONFIG_DRAFT).write_text('{"steps"')
+    assert _new_folder(tmp_path, check(RunConfig, load_toml(config_file("frozenlake")))) == tmp_path
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_a_run_that_is_going_on_is_not_resumed(rollart: Command, tmp_path: Path) -> None:
+    preset = check(RunConfig, load_toml(config_file("frozenlake")))
+    write_config(tmp_path, preset.model_dump_json())
+    with held(tmp_path):
+        refused(rollart("train", "--resume", tmp_path), "still going on", "then resume")
+        assert rollart("train", "--resume", tmp_path, "--dry-run").code == 0
+    with held(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("left", ["no journal", "a journal without tables", "a journal without events"])
+def test_a_run_that_was_killed_before_its_first_event_starts(left: str, tmp_path: Path) -> None:
+    journal = tmp_path / "journal.sqlite"
+    if left != "no journal":
+        with closing(sqlite3.connect(journal)) as db:
+            db.execute("PRAGMA journal_mode=WAL")
+            if left == "a journal without events":
+                db.executescript(SCHEMA)
+    assert _state(journal) is None
 
 
 @pytest.mark.parametrize("words", [["config.toml"], ["--set", "stepps=4"]])

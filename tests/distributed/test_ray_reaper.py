@@ -49,3 +49,29 @@ def test_it_ends_what_is_marked_when_the_controller_is_gone(sleeper, tmp_path):
     assert all(runs(process) for process in spared)
     assert not folder.exists()
     assert other.exists()
+
+
+def test_the_next_ray_ends_what_a_killed_reaper_left(sleeper, tmp_path):
+    """A Ray whose controller lives is left alone, and so is a folder that nobody ever owned."""
+    dead, living, strange = (tmp_path / f"{ray_reaper.PREFIX}{name}" for name in ("dead", "living", "strange"))
+    for folder in (dead, living, strange):
+        folder.mkdir()
+    os.close(ray_reaper.own(str(dead)))
+    held = ray_reaper.own(str(living))
+    left, *spared = (sleeper(env={**os.environ, ray_reaper.MARK: str(folder)}) for folder in (dead, living, strange))
+    wait_until(lambda: ray_reaper.processes(str(dead)) == [left])
+    ray_reaper.reap_orphans(str(tmp_path))
+    assert not runs(left)
+    assert all(runs(process) for process in spared)
+    assert sorted(tmp_path.iterdir()) == [living, strange]
+    os.close(held)
+    ray_reaper.reap_orphans(str(tmp_path))
+    assert sorted(tmp_path.iterdir()) == [strange]
+
+
+def test_one_that_was_only_just_forked_is_found_at_the_second_look(sleeper, monkeypatch, tmp_path):
+    late = sleeper()
+    found = iter([[], [late], [], []])
+    monkeypatch.setattr(ray_reaper, "processes", lambda _folder: next(found))
+    ray_reaper.reap(str(tmp_path / "ray"))
+    wait_until(lambda: not runs(late))

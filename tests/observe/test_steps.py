@@ -117,24 +117,46 @@ def test_numbers_have_names():
     assert scalars(first)["busy/a"] == 0.75
 
 
-def test_tensorboard_files_where_its_writer_is_there(tmp_path):
-    pytest.importorskip("tensorboardX", reason="needs tensorboardX")
+def events_of(file):
     from tensorboardX.proto.event_pb2 import Event
 
+    data = file.read_bytes()
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        yield Event.FromString(data[12 : 12 + length])
+        data = data[16 + length :]
+
+
+def test_tensorboard_files_where_its_writer_is_there(tmp_path):
+    pytest.importorskip("tensorboardX", reason="needs tensorboardX")
     sink = MetricsSink(MemoryJournal(), tmp_path)
     for event in JOURNAL:
         sink.append(event)
     asyncio.run(sink.close())
     (file,) = (tmp_path / "tensorboard").iterdir()
     assert file.name.startswith("events.out.tfevents.")
-    data, seen = file.read_bytes(), []
-    while data:
-        (length,) = struct.unpack("<Q", data[:8])
-        event = Event.FromString(data[12 : 12 + length])
-        seen += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
-        data = data[16 + length :]
+    seen = [(event.step, value.tag, value.simple_value) for event in events_of(file) for value in event.summary.value]
     assert (1, "reward/maze", 0.25) in seen
     assert (1, "held_out/maze", 0.75) in seen
+
+
+def test_a_trainer_that_starts_again_hides_what_was_told_beyond_its_step(tmp_path):
+    pytest.importorskip("tensorboardX", reason="needs tensorboardX")
+    from tensorboardX.proto.event_pb2 import SessionLog
+
+    sink = MetricsSink(MemoryJournal(), tmp_path)
+    for epoch, step in enumerate((0, 4)):
+        sink.append(j.EpochStarted(0.0, epoch, step))
+    asyncio.run(sink.close())
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    starts = [event.step for event in events_of(file) if event.session_log.status == SessionLog.START]
+    assert starts == [1, 5]
+
+
+def test_a_line_that_was_cut_is_taken_away(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"st')
+    MetricsSink(MemoryJournal(), tmp_path)
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
 
 
 def test_what_a_full_disk_cuts_off_is_taken_back(tmp_path):

@@ -25,6 +25,7 @@ from rollart.backends.trainers.checkpoint import Checkpoints
 from rollart.cli.compose import check_real, codec_of, is_cold_start, process_store, real_parts
 from rollart.cli.interruption import Interruption
 from rollart.cli.progress import Narrator
+from rollart.cli.run_folder import CONFIG, CONFIG_DRAFT, held, write_config
 from rollart.cli.trajectory_texts import TrajectoryTexts
 from rollart.cli.view import LiveView
 from rollart.config.load import check
@@ -41,7 +42,6 @@ from rollart.types.errors import ConfigError, Interrupted, InvariantBroken, Requ
 from rollart.types.snapshot import RunState
 
 JOURNAL = "journal.sqlite"
-CONFIG = "config.json"
 LOGS = "logs"
 CHECKPOINTS = "checkpoints"
 MODEL = "model"
@@ -65,8 +65,6 @@ class Plan:
 
     config: RunConfig
     folder: Path | None = None
-    state: RunState | None = None
-    """None where the controller was stopped before its first event was durable: then the run starts."""
 
 
 def new_run(tables: Tables) -> Plan:
@@ -76,18 +74,14 @@ def new_run(tables: Tables) -> Plan:
 
 
 def resumed_run(folder: Path, change: Callable[[Tables], Tables]) -> Plan:
-    """What a new controller needs to go on. `change` may change limits, not what the journal relies on."""
+    """A run that goes on. `change` may change limits, not what the journal relies on."""
     tables = _read_tables(folder)
     before, config = check(RunConfig, tables), check(RunConfig, change(tables))
     for key in ("seed", "mode", "alpha", "batch", "model", "codec", "algorithm.advantage"):
         if attrgetter(key)(before) != attrgetter(key)(config):
             raise ConfigError(key, "cannot change in a run that goes on; start a new one")
     check_real(config)
-    if not (folder / JOURNAL).is_file():
-        return Plan(config, folder)
-    events = read_since_snapshot(folder / JOURNAL)
-    first = next(events, None)
-    return Plan(config, folder, None if first is None else replay(chain([first], events)))
+    return Plan(config, folder)
 
 
 def carry_out(plan: Plan, runtime: RuntimeKind, out: Path | None = None) -> tuple[Path, Report]:
@@ -95,10 +89,11 @@ def carry_out(plan: Plan, runtime: RuntimeKind, out: Path | None = None) -> tupl
     folder = _new_folder(out, plan.config) if plan.folder is None else plan.folder
     say(f"run folder: {folder}")
     try:
-        with Interruption(say) as interruption:
+        with held(folder), Interruption(say) as interruption:
+            state = _state(folder / JOURNAL)
             config = with_model(plan.config, folder)
             with _hosts(runtime, config, folder) as (hosts, store):
-                interruption.cancels(_run(config, folder, plan.state, hosts, store))
+                interruption.cancels(_run(config, folder, state, hosts, store))
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; {_kept(folder)}. Go on with: rollart train --resume {folder}") from None
     except OSError as error:
@@ -107,6 +102,13 @@ def carry_out(plan: Plan, runtime: RuntimeKind, out: Path | None = None) -> tupl
     if report is None:
         raise InvariantBroken(f"the journal has holes: {violations[0]}. Keep the run folder and report it.")
     return folder, report
+
+
+def _state(journal: Path) -> RunState | None:
+    """What a new controller goes on from; None where no event was ever durable: then the run starts."""
+    events = read_since_snapshot(journal) if journal.is_file() else iter(())
+    first = next(events, None)
+    return None if first is None else replay(chain([first], events))
 
 
 def require(runtime: RuntimeKind) -> None:
@@ -174,15 +176,22 @@ def _read_tables(folder: Path) -> dict[str, Any]:
 
 def _new_folder(out: Path | None, config: RunConfig) -> Path:
     """A folder of its own for the run, with its config: what is there already is never written over."""
-    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out is not None and not _is_free(out):
         raise RequestError(f"--out {out}: is not an empty folder; name a new one, nothing there is written over")
     folder = _free_name(config.name) if out is None else out
     try:
         folder.mkdir(parents=True, exist_ok=out is not None)
-        (folder / CONFIG).write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        write_config(folder, config.model_dump_json(indent=2) + "\n")
     except OSError as error:
         raise RequestError(f"{folder}: the run folder cannot be made ({error}); make room, or use --out") from error
     return folder
+
+
+def _is_free(folder: Path) -> bool:
+    """Not there, or empty but for what a run leaves that was killed before it had a config."""
+    if not folder.is_dir():
+        return not folder.exists()
+    return all(entry.name == CONFIG_DRAFT for entry in folder.iterdir())
 
 
 def _free_name(name: str) -> Path:

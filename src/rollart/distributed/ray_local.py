@@ -2,7 +2,7 @@
 
 What holds: it never joins another Ray; nothing of it listens on an address that other machines reach, and whoever
 connects needs its token, which only its own processes know; when the controller ends, however it ends, all of its
-processes end (`ray_reaper`).
+processes end (`ray_reaper`), at the latest before the next one starts on this machine.
 """
 
 import logging
@@ -55,8 +55,11 @@ class LocalRay:
     def __enter__(self) -> Self:
         if ray.is_initialized():
             raise RequestError("this process is already connected to a Ray; close that connection first")
+        # Before anything else: the workers of a controller that was killed may still write to the folder of its run.
+        ray_reaper.reap_orphans(tempfile.gettempdir())
         # Short, because Ray puts sockets there, whose paths have a limit.
-        self.folder = tempfile.mkdtemp(prefix="rollart-ray-")
+        self.folder = tempfile.mkdtemp(prefix=ray_reaper.PREFIX)
+        self._owner = ray_reaper.own(self.folder)
         reaper = [sys.executable, "-I", "-S", ray_reaper.__file__, self.folder]
         self._reaper = subprocess.Popen(reaper, stdin=subprocess.PIPE, start_new_session=True)
         variables = {TOKEN_VARIABLE: TOKEN, ray_reaper.MARK: self.folder}
@@ -87,6 +90,7 @@ class LocalRay:
     def _close(self) -> None:
         ray.shutdown()
         self._reaper.communicate()  # it ends what is left when its input is closed
+        os.close(self._owner)
 
 
 @contextmanager

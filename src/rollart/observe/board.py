@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import masked_crc32c
 from tensorboardX.summary import scalar
 
@@ -24,6 +24,13 @@ class Board:
         folder.mkdir(exist_ok=True)
         self._path = folder / f"events.out.tfevents.{time.time_ns()}"
         append_whole(self._path, _record(Event(wall_time=time.time(), file_version="brain.Event:2")))
+
+    def restart(self, step: int) -> None:
+        """What was told of this step and of later ones is void."""
+        append_whole(
+            self._path,
+            _record(Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START))),
+        )
 
     def add(self, scalars: Mapping[str, float], step: int) -> None:
         now = time.time()

@@ -177,6 +177,8 @@ def read_since_snapshot(path: Path) -> Iterator[JournalEvent]:
     if not path.is_file():
         raise RequestError(f"{path}: there is no journal here; give the folder of a run")
     with _reading(path) as db:
+        if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'events'").fetchone() is None:
+            return  # its writer was killed before it had made the table
         yield from _read_after(db, max(last_snapshot(db) - 1, carried_upto(db)))
 
 

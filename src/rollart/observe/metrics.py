@@ -1,9 +1,11 @@
 """Metrics of a run on disk: a JSON line per step and evaluation, and TensorBoard files where tensorboardX is installed.
 
-What holds: lines are whole and in order, each written when its step is trained; a resumed run adds to them. What cannot
-be written is raised by the next `flush`, as everything that a journal loses.
+What holds: lines are whole and in order, each written when its step is trained; a resumed run adds to them, and takes
+away one that was cut. In TensorBoard, steps that are trained again hide those that were before. What cannot be
+written is raised by the next `flush`, as everything that a journal loses.
 """
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +16,7 @@ from rollart.observe.files import append_whole
 from rollart.observe.steps import EvalRecord, Record, StepFold
 from rollart.ports.sink import EventSink
 from rollart.types.errors import RunError
-from rollart.types.journal import JournalEvent
+from rollart.types.journal import EpochStarted, JournalEvent
 
 if TYPE_CHECKING:
     from rollart.observe.board import Board
@@ -30,12 +32,18 @@ class MetricsSink:
         self._sink = sink
         self._fold = StepFold()
         self._path = folder / LINES
+        _mend(self._path)
         self._board = _board(folder / TENSORBOARD)
         self._lost: OSError | None = None
 
     def append(self, event: JournalEvent) -> None:
         self._sink.append(event)
         self._write(self._fold.take(event))
+        if isinstance(event, EpochStarted) and self._board is not None:
+            try:
+                self._board.restart(event.step + 1)
+            except OSError as error:
+                self._lost = error
 
     async def flush(self) -> None:
         self._check()
@@ -74,6 +82,13 @@ def scalars(record: Record) -> dict[str, float]:
         numbers["rollout/staleness_mean"] = sum(record.staleness) / len(record.staleness)
         numbers["rollout/staleness_max"] = float(max(record.staleness))
     return numbers
+
+
+def _mend(path: Path) -> None:
+    """Take away a last line that was cut when its writer was killed: the next one would be glued to it."""
+    if path.is_file():
+        lines = path.read_bytes()
+        os.truncate(path, lines.rfind(b"\n") + 1)
 
 
 def _board(folder: Path) -> "Board | None":

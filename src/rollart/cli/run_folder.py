@@ -1,0 +1,40 @@
+"""The folder of a run: one controller at a time, and a config that is there whole or not at all."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rollart.types.errors import RequestError
+
+CONFIG = "config.json"
+CONFIG_DRAFT = f".{CONFIG}.tmp"
+"""All that a run leaves behind which is killed before it has a config; it does not count."""
+LOCK = "lock"
+
+
+def write_config(folder: Path, text: str) -> None:
+    """From here on the run can be resumed, wherever it is killed."""
+    draft = folder / CONFIG_DRAFT
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(folder / CONFIG)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Nobody else trains in this folder meanwhile. The kernel gives the lock up with the process, however it ends."""
+    file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RequestError(
+                f"{folder}: this run is still going on in another process; wait for its end or stop it, then resume"
+            ) from error
+        yield
+    finally:
+        os.close(file)

@@ -1,0 +1,508 @@
+"""Kills of real runs: whether a run goes on after SIGKILL, whoever gets it and whenever.
+
+A seed is one small run of two tasks on two pools, with a kill in it and sometimes a second one:
+
+    who      the controller; the trainer; an engine; an environment worker; everything at once, Ray and its reaper too
+    when     start        while the run, or the worker, comes up
+             step         after a step of the run
+             checkpoint   while a checkpoint is being written
+             end          after the last step
+
+A worker that is killed is the run's own affair. After the death of the controller the run is resumed, at once or when
+nothing is left of it. Then this must hold: the run ends by itself with exit code 0, `rollart audit` finds nothing, also
+right after the kill, all steps are there, in the metrics too, the last checkpoint loads, and nothing is left: no
+process, no shared memory, no folder of Ray's.
+
+Nothing is looked for by name. This process adopts whatever loses its parent, so the processes of a run are exactly its
+descendants, and each worker is known by the log of the run that it writes to.
+"""
+
+import argparse
+import ctypes
+import enum
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rollart.backends.trainers.checkpoint import Checkpoint, Checkpoints
+from rollart.observe.journal import fold_journal, read_since_snapshot
+from rollart.policy.lineage import replay
+from rollart.types.errors import RollartError
+
+STEPS = 8
+CONFIG = f"""
+name = "kills"
+steps = {STEPS}
+alpha = 1
+eval_every = 4
+checkpoint_every = 2
+codec = "rollart.backends.environments.codec:LetterCodec"
+
+[batch]
+trajectories = 16
+group_size = 4
+
+[tasks.lake]
+environment = "rollart.tasks.frozenlake:FrozenLake"
+environment_settings = {{ size = 2 }}
+hold_out = "seed"
+hardware = "near"
+environments = 8
+max_turns = 8
+max_turn_tokens = 4
+max_context = 512
+eval_episodes = 4
+
+[tasks.game]
+environment = "rollart.tasks.game:GuessTheNumber"
+hardware = "far"
+environments = 8
+max_turns = 6
+max_turn_tokens = 4
+max_context = 512
+eval_episodes = 4
+
+[pools.near]
+[pools.far]
+
+[trainer]
+learning_rate = 3e-3
+
+[model.config]
+model_type = "qwen3"
+vocab_size = 64
+hidden_size = 32
+intermediate_size = 64
+num_hidden_layers = 2
+num_attention_heads = 2
+num_key_value_heads = 1
+head_dim = 16
+max_position_embeddings = 512
+tie_word_embeddings = true
+"""
+ROLLART = [sys.executable, "-c", "from rollart.cli.main import main; main()"]
+SHARED_MEMORY = Path("/dev/shm")
+PR_SET_CHILD_SUBREAPER = 36
+LIMIT_S = 300.0
+"""For one process of a run, from its start or its last kill to its end."""
+GONE_S = 15.0
+"""For what is left of a controller that was killed, or has ended."""
+LOOK_S = 0.002
+TWICE = 0.3
+"""The share of seeds with a second kill."""
+_STEP = re.compile(rb"^step (\d+)/", re.MULTILINE)
+
+
+class Who(enum.StrEnum):
+    CONTROLLER = "controller"
+    TRAINER = "trainer"
+    ENGINE = "engine"
+    ENVIRONMENT = "environment"
+    EVERYTHING = "everything"
+
+
+class When(enum.StrEnum):
+    START = "start"
+    STEP = "step"
+    CHECKPOINT = "checkpoint"
+    END = "end"
+
+
+KINDS = {"ray": tuple(Who), "inline": (Who.CONTROLLER,)}
+FATAL = (Who.CONTROLLER, Who.EVERYTHING)
+"""Of these a run does not recover by itself."""
+
+
+class Kill(NamedTuple):
+    """Who, and `delay_s` after which moment; `step` is the first that counts, `which` chooses among several workers."""
+
+    who: Who
+    when: When
+    step: int
+    delay_s: float
+    which: float
+
+    def __str__(self) -> str:
+        at = f" {self.step}" if self.when in (When.STEP, When.CHECKPOINT) else ""
+        return f"{self.who} at {self.when}{at} +{1000 * self.delay_s:.0f} ms"
+
+
+class Plan(NamedTuple):
+    """What a seed is about."""
+
+    kills: tuple[Kill, ...]
+    patient: bool
+    """Whether a resume waits until nothing is left of the controller before it."""
+
+
+def plan(seed: int, runtime: str) -> Plan:
+    """Kinds and moments take turns, so that twenty seeds in a row have every pair of them; the rest is chance."""
+    chance = random.Random(f"kills {seed}")
+    kinds, moments = KINDS[runtime], tuple(When)
+    kills = [_kill(chance, kinds[seed % len(kinds)], moments[seed % len(moments)])]
+    if chance.random() < TWICE:
+        kills.append(_kill(chance, chance.choice(kinds), chance.choice(moments)))
+    return Plan(tuple(kills), chance.random() < 0.5)
+
+
+def _kill(chance: random.Random, who: Who, when: When) -> Kill:
+    fatal = who in FATAL
+    # About as long as it takes: to come up, to make a step, to write a checkpoint, to shut down.
+    longest_s = {
+        When.START: 10.0 if fatal else 3.0,
+        When.STEP: 0.4,
+        When.CHECKPOINT: 0.03,
+        When.END: 1.0 if fatal else 0.2,
+    }[when]
+    return Kill(who, when, chance.randrange(1, STEPS), chance.uniform(0, longest_s), chance.random())
+
+
+class Outcome(msgspec.Struct):
+    """What came of a seed."""
+
+    seed: int
+    planned: list[str]
+    killed: list[str] = []
+    missed: list[str] = []
+    """Kills that came too late: the process, or the worker, had ended."""
+    resumed: int = 0
+    started_again_s: list[float] = []
+    """When, after the first start. Not a resume where the run had no config yet."""
+    violations: list[str] = []
+    leftovers: list[str] = []
+    seconds: float = 0.0
+
+    @property
+    def clean(self) -> bool:
+        return not self.violations and not self.leftovers
+
+
+# --- processes ------------------------------------------------------------------------------------------------------
+
+
+def adopt_orphans() -> None:
+    """From here on, whoever loses its parent below this process becomes its child."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "this kernel has no child subreaper; Linux 3.4 or newer is needed")
+
+
+def descendants(started: int | None) -> list[int]:
+    """The living processes below this one. Adopted ones that have ended are buried; `started` is its starter's."""
+    children: dict[int, list[int]] = {}
+    ended: set[int] = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                # The name, in brackets, may hold anything; state and parent come after it.
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            children.setdefault(int(parent), []).append(int(entry.name))
+            if state in "ZX":
+                ended.add(int(entry.name))
+    found, ahead = [], [os.getpid()]
+    while ahead:
+        below = children.get(ahead.pop(), [])
+        ahead += below
+        found += [pid for pid in below if pid not in ended]
+    for pid in children.get(os.getpid(), []):
+        if pid in ended and pid != started:
+            os.waitpid(pid, os.WNOHANG)
+    return found
+
+
+def named(pid: int) -> str:
+    """A process, for a person."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return f"process {pid}"
+    return f"process {pid}: {words[:120]}"
+
+
+def kill(pid: int) -> bool:
+    """Whether it was there to be killed."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def within(limit_s: float, condition: Callable[[], bool], look_s: float = 0.02) -> bool:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(look_s)
+    return True
+
+
+# --- one seed -------------------------------------------------------------------------------------------------------
+
+
+class Run:
+    """One run, through all processes that it takes to end it."""
+
+    def __init__(self, scratch: Path, runtime: str) -> None:
+        self.folder = scratch / "run"
+        self._scratch = scratch
+        self._runtime = runtime
+        (scratch / "t").mkdir()
+        (scratch / "run.toml").write_text(CONFIG, encoding="utf-8")
+        self._controllers: list[int] = []
+        self._process: subprocess.Popen[bytes]
+        self._said: Path
+        self._drafts_before: set[str] = set()
+
+    def start(self) -> bool:
+        """Start it, or go on with it; whether it was a resume. Without a config there is no run to go on with."""
+        resume = (self.folder / "config.json").exists()
+        new = [str(self._scratch / "run.toml"), "--out", str(self.folder)]
+        words = ["--resume", str(self.folder)] if resume else new
+        self._said = self._scratch / f"{len(self._controllers)}.log"
+        self._drafts_before = self._drafts()
+        with self._said.open("wb") as said:
+            self._process = subprocess.Popen(
+                [*ROLLART, "train", *words, "--runtime", self._runtime, "--json"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+                env={
+                    **os.environ,
+                    "TMPDIR": str(self._scratch / "t"),
+                    "TORCHINDUCTOR_CACHE_DIR": str(self._scratch / "torch"),  # it is meant to stay
+                },
+            )
+        self._controllers.append(self._process.pid)
+        return resume
+
+    def living(self) -> list[int]:
+        return descendants(self._process.pid)
+
+    def kill(self, order: Kill) -> bool:
+        """Wait for the moment and kill; whether there was somebody to kill."""
+        return self._moment(order) and self._strike(order)
+
+    def _moment(self, order: Kill) -> bool:
+        match order.when:
+            case When.START if order.who in FATAL:
+                due = self._until(lambda: self._said.stat().st_size > 0)  # the run has its folder
+            case When.START:
+                due = self._until(lambda: bool(self._workers(order.who)), look_s=0.05)
+            case When.STEP:
+                due = self._until(lambda: self._step() >= order.step)
+            case When.CHECKPOINT:
+                due = self._until(lambda: self._step() >= order.step and self._saving())
+            case When.END:
+                due = self._until(lambda: self._step() >= STEPS)
+        if due:
+            time.sleep(order.delay_s)
+        return due
+
+    def _strike(self, order: Kill) -> bool:
+        if order.who is Who.CONTROLLER:
+            return kill(self._process.pid) and self._process.wait() == -signal.SIGKILL
+        if order.who is Who.EVERYTHING:
+            alive = kill(self._process.pid) and self._process.wait() == -signal.SIGKILL
+            while left := self.living():  # those too that are started meanwhile
+                for pid in left:
+                    kill(pid)
+            return alive
+        # One that is coming back from an earlier kill is waited for.
+        if not self._until(lambda: bool(self._workers(order.who)), look_s=0.02):
+            return False
+        workers = self._workers(order.who)
+        return bool(workers) and kill(workers[int(order.which * len(workers))])
+
+    def _until(self, condition: Callable[[], bool], look_s: float = LOOK_S) -> bool:
+        """Whether it came to that before the process ended."""
+        within(LIMIT_S, lambda: condition() or self._process.poll() is not None, look_s)
+        return self._process.poll() is None and condition()
+
+    def _workers(self, role: Who) -> list[int]:
+        """By the logs that they write to."""
+        found = {}
+        for pid in self.living():
+            try:
+                log = Path(os.readlink(f"/proc/{pid}/fd/1"))
+            except OSError:
+                continue
+            if log.is_relative_to(self.folder / "logs" / role):
+                found[str(log)] = pid
+        return [found[log] for log in sorted(found)]
+
+    def _step(self) -> int:
+        """The last step that this process told of."""
+        return max((int(number) for number in _STEP.findall(self._said.read_bytes())), default=0)
+
+    def _drafts(self) -> set[str]:
+        folder = self.folder / "checkpoints"
+        return {entry.name for entry in folder.iterdir() if entry.suffix == ".tmp"} if folder.is_dir() else set()
+
+    def _saving(self) -> bool:
+        return bool(self._drafts() - self._drafts_before)
+
+    def end(self) -> str:
+        """Wait for its end; what was wrong with it, if anything."""
+        try:
+            code = self._process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._strike(Kill(Who.EVERYTHING, When.END, 0, 0.0, 0.0))
+            return f"it did not end within {LIMIT_S:g} s: {self._last_words()}"
+        return f"exit code {code}: {self._last_words()}" if code else ""
+
+    def _last_words(self) -> str:
+        return self._said.read_text(errors="replace").strip()[-600:]
+
+    def remains(self) -> list[str]:
+        """What is left although it has ended."""
+        within(GONE_S, lambda: not self.living(), 0.05)
+        left = [named(pid) for pid in self.living()]
+        for pid in self.living():
+            kill(pid)
+        left += [str(path) for path in (self._scratch / "t").iterdir()]
+        stores = (path for pid in self._controllers for path in SHARED_MEMORY.glob(f"*rollart-*-{pid}*"))
+        return left + [str(path) for path in stores]
+
+    def audit(self) -> list[str]:
+        """What the command says of the run as it is now; a run without an event has nothing to say."""
+        if not (self.folder / "journal.sqlite").is_file() or next(self._events(), None) is None:
+            return []
+        done = subprocess.run([*ROLLART, "audit", self.folder, "--json"], capture_output=True, text=True, check=False)
+        if not done.stdout:
+            return [f"the audit failed: {done.stderr.strip()[-600:]}"]
+        return [f"rule {found['rule']}: {found['what']}" for found in json.loads(done.stdout)["violations"]]
+
+    def _events(self) -> Any:
+        return read_since_snapshot(self.folder / "journal.sqlite")
+
+    def result(self) -> list[str]:
+        """What is missing from a run that has ended."""
+        wrong = self.audit()
+        report = fold_journal(self.folder / "journal.sqlite")[1].finish()[1]
+        if report is None or not report.ended:
+            wrong.append("the journal does not end with the end of the run")
+        if (step := replay(self._events()).step) != STEPS:
+            wrong.append(f"the lineage is at step {step} of {STEPS}")
+        lines = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_bytes().splitlines()]
+        told = {line["step"] for line in lines if line["type"] == "step"}
+        if missing := set(range(1, STEPS + 1)) - told:
+            wrong.append(f"no metrics of the steps {sorted(missing)}")
+        checkpoint = Checkpoints(self.folder / "checkpoints").newest()
+        if checkpoint is None or checkpoint.version.step != STEPS:
+            wrong.append(f"the last checkpoint is {checkpoint and checkpoint.version}")
+        else:
+            wrong += _loads(checkpoint)
+        return wrong
+
+
+def _loads(checkpoint: Checkpoint) -> list[str]:
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(checkpoint.folder)
+    finite = all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
+    return [] if finite else [f"the checkpoint of {checkpoint.version} is not finite"]
+
+
+def try_seed(seed: int, runtime: str, scratch: Path) -> Outcome:
+    planned = plan(seed, runtime)
+    outcome = Outcome(seed, [str(order) for order in planned.kills])
+    began = time.monotonic()
+    run = Run(scratch, runtime)
+    run.start()
+    for order in planned.kills:
+        if not run.kill(order):
+            outcome.missed.append(str(order))
+            continue
+        outcome.killed.append(str(order))
+        if order.who in FATAL:
+            outcome.violations += [f"after the kill: {wrong}" for wrong in run.audit()]
+            if planned.patient and not within(GONE_S, lambda: not run.living(), 0.05):
+                outcome.leftovers += [f"after the kill: {named(pid)}" for pid in run.living()]
+            outcome.started_again_s.append(round(time.monotonic() - began, 1))
+            outcome.resumed += run.start()
+    if failed := run.end():
+        outcome.violations.append(failed)
+    outcome.leftovers += run.remains()
+    try:
+        outcome.violations += run.result()
+    except (RollartError, OSError, ValueError) as error:
+        outcome.violations.append(f"{type(error).__name__}: {error}")
+    outcome.seconds = time.monotonic() - began
+    return outcome
+
+
+# --- command line ---------------------------------------------------------------------------------------------------
+
+
+def line(outcome: Outcome) -> str:
+    how = "ok" if outcome.clean else "FAILED"
+    parts = [", ".join(outcome.killed) or "no kill"]
+    parts += [f"missed: {each}" for each in outcome.missed]
+    parts += [f"started again at {', '.join(map(str, outcome.started_again_s))} s"] if outcome.started_again_s else []
+    parts += [f"violation: {each}" for each in outcome.violations] + [f"left: {each}" for each in outcome.leftovers]
+    return f"seed {outcome.seed}: {how} in {outcome.seconds:.1f} s; " + "; ".join(parts)
+
+
+def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    killed = [each.split() for outcome in outcomes for each in outcome.killed]
+    return {
+        "seeds": len(outcomes),
+        "clean": sum(outcome.clean for outcome in outcomes),
+        "kills": dict(sorted(Counter(words[0] for words in killed).items())),
+        "moments": dict(sorted(Counter(words[2] for words in killed).items())),
+        "missed": sum(len(outcome.missed) for outcome in outcomes),
+        "resumed": sum(outcome.resumed for outcome in outcomes),
+        "violations": sum(len(outcome.violations) for outcome in outcomes),
+        "leftovers": sum(len(outcome.leftovers) for outcome in outcomes),
+        "seconds": round(sum(outcome.seconds for outcome in outcomes), 1),
+        "failed_seeds": [outcome.seed for outcome in outcomes if not outcome.clean],
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="SIGKILL in real runs; see the top of this file.")
+    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="how many; default 5, one of each kind")
+    parser.add_argument("--from", type=int, default=0, metavar="S", dest="first", help="the first seed; default 0")
+    parser.add_argument("--runtime", choices=list(KINDS), default="ray", help="default ray")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout and nothing else")
+    options = parser.parse_args()
+
+    adopt_orphans()
+    outcomes = []
+    for seed in range(options.first, options.first + options.seeds):
+        # Short, because Ray puts sockets below it, whose paths have a limit.
+        scratch = Path(tempfile.mkdtemp(prefix="k-"))
+        outcomes.append(try_seed(seed, options.runtime, scratch))
+        sys.stderr.write(line(outcomes[-1]) + ("" if outcomes[-1].clean else f"; see {scratch}") + "\n")
+        sys.stderr.flush()
+        if outcomes[-1].clean:
+            shutil.rmtree(scratch)
+    total = summary(outcomes)
+    if options.json:
+        total["outcomes"] = outcomes
+        sys.stdout.write(msgspec.json.encode(total).decode() + "\n")
+    else:
+        sys.stdout.write("".join(f"{name:>12}  {value}\n" for name, value in total.items()))
+    return int(total["clean"] < total["seeds"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
