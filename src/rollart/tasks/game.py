@@ -77,12 +77,11 @@ def within_bounds(observations: Sequence[str], chance: random.Random) -> str:
 
 
 def absent_minded(observations: Sequence[str], chance: random.Random) -> str:
-    """In some games somewhere in the middle third, in the others anywhere, as if there were no hints."""
+    """In some games a third of the way up what is left, in the others anywhere, as if there were no hints."""
     if random.Random(observations[0]).random() >= ATTENTIVE:
         return any_number(observations, chance)
     low, high = _bounds(observations[-1])
-    third = (high - low) // 3
-    return str(chance.randint(low + third, high - third))
+    return str(low + (high - low) // 3)
 
 
 def halving(observations: Sequence[str], chance: random.Random) -> str:  # noqa: ARG001 - nothing is left to chance
