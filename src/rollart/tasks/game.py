@@ -1,7 +1,7 @@
 """Guess the number: the hints are higher and lower, and what they leave is told.
 
 Numbers have two digits. The range starts anywhere and the secret lies anywhere in it, so what is learned is where to
-guess and not which number. Binary search finds one of 63 numbers with 6 guesses. The reward is 1 for the number and 0
+guess and not which number. Binary search finds one of 31 numbers with 5 guesses; there are 6. The reward is 1 for the number and 0
 when the guesses are used up; an answer without a number is a guess lost.
 """
 
@@ -25,7 +25,7 @@ _RANGE = re.compile(r"(\d+)-(\d+)$")
 class GuessTheNumber:
     """A `TextEnvironment`. The first number in an answer is the guess."""
 
-    def __init__(self, numbers: int = 63, guesses: int = 6) -> None:
+    def __init__(self, numbers: int = 31, guesses: int = 6) -> None:
         if not 1 <= numbers <= HIGHEST - LOWEST + 1 or guesses < 1:
             raise RequestError(f"the game has {numbers} numbers and {guesses} guesses; use 1 to 90, and at least 1")
         self._numbers = numbers
