@@ -1,8 +1,8 @@
 """Guess the number: the hints are higher and lower, and what they leave is told.
 
 Numbers have two digits. The range starts anywhere and the secret lies anywhere in it, so what is learned is where to
-guess and not which number. Binary search finds one of 31 numbers with 5 guesses; there are 6. The reward is 1 for the number and 0
-when the guesses are used up; an answer without a number is a guess lost.
+guess and not which number. Binary search finds one of 31 numbers with 5 guesses; there are 6. The reward is 1 for the
+number and 0 when the guesses are used up; an answer without a number is a guess lost.
 """
 
 import random
