@@ -21,7 +21,7 @@ def secret(seed=5):
 def test_hints_leave_what_is_possible():
     number = secret()
     environment, low, high = game()
-    assert (high - low, low >= 10, high <= 99) == (62, True, True)
+    assert (high - low, low >= 10, high <= 99) == (30, True, True)
     assert environment.step(f"I say {number - 2}!").observation == f"higher {number - 1}-{high}"
     assert environment.step(str(number + 3)).observation == f"lower {number - 1}-{number + 2}"
     assert environment.step("11").observation == f"higher {number - 1}-{number + 2}"
