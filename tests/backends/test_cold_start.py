@@ -35,7 +35,7 @@ def settings(**changes):
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cold") / "model"
-    return folder, cold_start(settings(), parrot(), folder, BESIDE)
+    return folder, cold_start(settings(observation_weight=0.0), parrot(), folder, BESIDE)
 
 
 def test_it_learns_to_answer(learned):
@@ -51,14 +51,28 @@ def test_it_learns_to_answer(learned):
     assert right > 14
 
 
-def test_observations_are_not_learned(learned):
-    """Inside an observation the model knows only answers: it was never told what comes there."""
-    model = AutoModelForCausalLM.from_pretrained(learned[0])
-    (observed, _), _ = parrot(1)[0]
+def chances(folder, tokens):
+    """Of every token, after each of these."""
     with torch.no_grad():
-        chances = model(torch.tensor([observed])).logits[0].softmax(-1)
-    assert chances[:, 30:40].sum(-1).min() > 0.5
-    assert chances[:, 10:20].sum(-1).max() < 0.1
+        return AutoModelForCausalLM.from_pretrained(folder)(torch.tensor([tokens])).logits[0].softmax(-1)
+
+
+def test_observations_of_no_weight_are_not_learned(learned):
+    """Inside an observation the model knows only answers: it was never told what comes there."""
+    (observed, _), _ = parrot(1)[0]
+    found = chances(learned[0], observed)
+    assert found[:, 30:40].sum(-1).min() > 0.5
+    assert found[:, 10:20].sum(-1).max() < 0.1
+
+
+def test_what_follows_an_answer_is_learned_and_a_prompt_never(tmp_path):
+    prompt, folder = [20, 21, 22], tmp_path / "model"
+    told = [[(prompt, answer), later] for [(_, answer), later] in parrot()]
+    cold_start(settings(), told, folder, BESIDE)
+    (_, answer), (later, _) = told[0]
+    found = chances(folder, [*prompt, *answer, *later])
+    assert found[len(prompt) + len(answer) - 1, 10:20].sum() > 0.9
+    assert found[: len(prompt) - 1, 20:23].sum(-1).max() < 0.1
 
 
 def test_the_folder_is_a_checkpoint(learned):

@@ -71,13 +71,13 @@ class Arithmetic:
         total = chance.randint(10, 99)
         problem = str(total)
         for place in range(self._operations):
-            ways = [
-                (sign, number)
+            ways = {
+                sign: numbers
                 for sign in ("+-" if place else "+*")
-                for number in range(10, 100)
-                if 100 <= calculate(total, sign, number) <= 999
-            ]
-            sign, number = chance.choice(ways)
+                if (numbers := [n for n in range(10, 100) if 100 <= calculate(total, sign, n) <= 999])
+            }
+            sign = chance.choice(list(ways))
+            number = chance.choice(ways[sign])
             problem, total = f"{problem}{sign}{number}", calculate(total, sign, number)
         return problem
 

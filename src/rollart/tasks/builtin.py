@@ -1,5 +1,6 @@
 """The built-in tasks in one table: environment, limits, scripted baselines, and whom a cold start learns from."""
 
+import random
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,8 +24,9 @@ class BuiltIn(NamedTuple):
     """Of the small tokenizer."""
     texts: tuple[str, ...]
     """Whatever its environment says, but for numbers and maps: the words of the small tokenizer."""
-    mediocre: Script
-    """Whom a cold start learns from; never an expert, so that there is something left to learn."""
+    teachers: tuple[Script, ...]
+    """Whom a cold start learns from, one of them drawn for every episode: good ones and bad ones, never an expert. All
+    attempts at a prompt start from both ways, and which of them pays is what there is to learn."""
     baselines: Mapping[str, Script]
     """From worst to best."""
 
@@ -39,7 +41,7 @@ BUILT_IN: Mapping[str, BuiltIn] = {
         max_turns=12,
         max_turn_tokens=4,
         texts=frozenlake.TEXTS,
-        mediocre=frozenlake.careless,
+        teachers=(frozenlake.around_holes, frozenlake.any_move, frozenlake.any_move),
         baselines={
             "any move": frozenlake.any_move,
             "best blind path": frozenlake.blind_path,
@@ -52,7 +54,7 @@ BUILT_IN: Mapping[str, BuiltIn] = {
         max_turns=5,
         max_turn_tokens=12,
         texts=arithmetic.TEXTS,
-        mediocre=arithmetic.hasty,
+        teachers=(arithmetic.hasty,),
         baselines={"any answer": arithmetic.any_answer, "with the calculator": arithmetic.with_calculator},
     ),
     "game": BuiltIn(
@@ -60,7 +62,7 @@ BUILT_IN: Mapping[str, BuiltIn] = {
         max_turns=6,
         max_turn_tokens=4,
         texts=game.TEXTS,
-        mediocre=game.absent_minded,
+        teachers=(game.a_third_up, game.any_number),
         baselines={
             "any number": game.any_number,
             "within bounds": game.within_bounds,
@@ -71,11 +73,15 @@ BUILT_IN: Mapping[str, BuiltIn] = {
 
 
 def transcripts(name: str, count: int, *, seed: int = 0) -> list[Transcript]:
-    """Episodes of a task's mediocre script, on training content only."""
+    """Episodes of a task's teachers, on training content only."""
     task = BUILT_IN[name]
     prompts = SeedPrompts(name, TRANSCRIPT_SEEDS, count, shuffle_seed=seed, held_out=False)
     environment = task.build()
-    return [play(environment, prompts.next(), task.mediocre, max_turns=task.max_turns, seed=seed) for _ in range(count)]
+    chance = random.Random(f"{seed}/{name}")
+    return [
+        play(environment, prompts.next(), chance.choice(task.teachers), max_turns=task.max_turns, seed=seed)
+        for _ in range(count)
+    ]
 
 
 def baselines(factory: str, prompts: Sequence[Prompt], *, max_turns: int, **settings: Any) -> dict[str, float]:

@@ -94,12 +94,6 @@ def around_holes(observations: Sequence[str], chance: random.Random) -> str:
     return chance.choice([letter for letter in open_moves if letter in "DR"] or open_moves)
 
 
-def careless(observations: Sequence[str], chance: random.Random) -> str:
-    """On some maps around holes, on the others anywhere: half a good player, and half none at all."""
-    careful = random.Random(observations[0]).random() < CAREFUL
-    return (around_holes if careful else any_move)(observations, chance)
-
-
 def shortest_way(observations: Sequence[str], chance: random.Random) -> str:  # noqa: ARG001 - nothing is left to chance
     rows = observations[0].splitlines()[1:-1]  # after the rules, before the place
     row, _, column = observations[-1].splitlines()[-1].partition(" ")[0].partition(",")
@@ -115,10 +109,6 @@ def shortest_way(observations: Sequence[str], chance: random.Random) -> str:  # 
                 seen.add(there)
                 ways.append((there, first or letter))
     raise EnvironmentFault(f"the map has no way to the goal: {rows}")
-
-
-CAREFUL = 0.5
-"""The share of maps on which `careless` looks where it goes."""
 
 
 def _open_moves(observation: str) -> list[str]:

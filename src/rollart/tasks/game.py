@@ -76,10 +76,7 @@ def within_bounds(observations: Sequence[str], chance: random.Random) -> str:
     return str(chance.randint(*_bounds(observations[-1])))
 
 
-def absent_minded(observations: Sequence[str], chance: random.Random) -> str:
-    """In some games a third of the way up what is left, in the others anywhere, as if there were no hints."""
-    if random.Random(observations[0]).random() >= ATTENTIVE:
-        return any_number(observations, chance)
+def a_third_up(observations: Sequence[str], chance: random.Random) -> str:  # noqa: ARG001 - nothing is left to chance
     low, high = _bounds(observations[-1])
     return str(low + (high - low) // 3)
 
@@ -87,10 +84,6 @@ def absent_minded(observations: Sequence[str], chance: random.Random) -> str:
 def halving(observations: Sequence[str], chance: random.Random) -> str:  # noqa: ARG001 - nothing is left to chance
     low, high = _bounds(observations[-1])
     return str((low + high) // 2)
-
-
-ATTENTIVE = 0.5
-"""The share of games in which `absent_minded` listens."""
 
 
 def _bounds(observation: str) -> tuple[int, int]:

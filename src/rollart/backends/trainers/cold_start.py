@@ -1,10 +1,12 @@
 """The cold start: a fresh model learns from transcripts how a task is spoken to, and a mediocre way of doing it.
 
-    transcripts ──► packed rows ──► log-probabilities of the answers ──► Muon, AdamW ──► a checkpoint folder
+    transcripts ──► packed rows ──► log-probabilities of what is learned ──► Muon, AdamW ──► a checkpoint folder
 
 Reinforcement learning needs a policy that sometimes succeeds; one of random weights never says anything of use. What
-holds: only answers are learned, never observations; the same settings and transcripts give the same weights; the folder
-is there whole or not at all, and engines, trainers and `from_pretrained` load it as it is.
+environments say between two answers is learned along, with less weight: it follows from what was said before, and a
+model that can foretell it copies and counts sooner. What holds: a prompt is never learned; the same settings and
+transcripts give the same weights; the folder is there whole or not at all, and engines, trainers and `from_pretrained`
+load it as it is.
 """
 
 import os
@@ -48,6 +50,8 @@ class ColdStartSettings(Strict):
     """Of embeddings and norms, by AdamW."""
     matrix_rate: float = Field(default=0.02, gt=0)
     """Of the layers' matrices, by Muon."""
+    observation_weight: float = Field(default=0.3, ge=0, le=1)
+    """Of a token of an observation but the first, where one of an answer has 1."""
     device: str = "cpu"
 
 
@@ -77,7 +81,8 @@ def cold_start(
 
 
 def _train(settings: ColdStartSettings, packed: PackedModel, transcripts: Sequence[Turns], report: Report) -> float:
-    rows = items([_sample(number, turns) for number, turns in enumerate(transcripts)], packed.vocabulary)
+    weight = settings.observation_weight
+    rows = items([_sample(number, turns, weight) for number, turns in enumerate(transcripts)], packed.vocabulary)
     if not rows:
         raise RequestError("a cold start needs transcripts with answers, and there are none")
     parameters = dict(packed.model.named_parameters())
@@ -97,7 +102,8 @@ def _train(settings: ColdStartSettings, packed: PackedModel, transcripts: Sequen
             chosen.append(rows[waiting.pop()])
             tokens += chosen[-1].prompt_length + chosen[-1].rest.size
         (batch,) = micro_batches(chosen, tokens)
-        loss = -packed.scores(batch).logprobs.mean()
+        weights = torch.from_numpy(np.concatenate([item.advantages for item in batch.items])).to(settings.device)
+        loss = -(packed.scores(batch).logprobs * weights).sum() / weights.sum()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
         share = schedule.share(step)
@@ -112,13 +118,23 @@ def _train(settings: ColdStartSettings, packed: PackedModel, transcripts: Sequen
     return learned
 
 
-def _sample(number: int, turns: Turns) -> TrainSample:
+def _sample(number: int, turns: Turns, observation_weight: float) -> TrainSample:
+    """The weight of a token is the advantage of its turn; observations that are learned are turns of their own."""
     log = TokenSequence()
+    learned: list[Turn] = []
     for observed, answered in turns:
-        log.append_context(Segment.of(list(observed)))
-        nothing = np.zeros(len(answered), dtype=LOGPROB).tobytes()
-        log.append_sampled(Generated(Segment.of(list(answered)), nothing, (VersionRun(Version(0, 0), len(answered)),)))
-    return TrainSample(TrajectoryId(number), GroupId(0), "cold start", (log,), (Turn(log.sampled),), reward=0.0)
+        if log.length and observation_weight:
+            learned.append(_learn(log, observed, observation_weight))
+        else:
+            log.append_context(Segment.of(list(observed)))
+        learned.append(_learn(log, answered, 1.0))
+    return TrainSample(TrajectoryId(number), GroupId(0), "cold start", (log,), tuple(learned), reward=0.0)
+
+
+def _learn(log: TokenSequence, tokens: Sequence[int], weight: float) -> Turn:
+    nothing = np.zeros(len(tokens), dtype=LOGPROB).tobytes()
+    log.append_sampled(Generated(Segment.of(list(tokens)), nothing, (VersionRun(Version(0, 0), len(tokens)),)))
+    return Turn(len(tokens), advantage=weight)
 
 
 def _write(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
