@@ -230,6 +230,18 @@ def test_a_task_that_is_solved_has_its_share_redistributed() -> None:
     assert all(event.missing == {"math": 1} for event in ran.of(ShareRedistributed))
 
 
+@pytest.mark.parametrize("limit", [0.0, 0.5, 2.0])
+def test_groups_without_signal_fill_a_share_once_the_limit_is_reached(limit: float) -> None:
+    """A solved task neither holds up a batch nor loses its share."""
+    settings = ("algorithm.filter_zero_variance=true", f"algorithm.filter_limit={limit}", "sim.tasks.game.success=1.0")
+    batches = Batches()
+    ran = run(world("mode=sync_plus", *settings), batches)
+    completed(ran)
+    assert not ran.of(ShareRedistributed)
+    (groups,) = {len({sample.group for sample in train.samples}) for train in batches.sent.values()}
+    assert len(filtered(ran)) == len(batches.sent) * limit * groups
+
+
 def test_a_run_whose_tasks_are_all_solved_ends_in_time() -> None:
     """There is nothing left to learn: within the deadline of a share the run stops and says so."""
     ran = run(

@@ -187,6 +187,9 @@ class AlgorithmSettings(Strict):
     """`gae`: advantages of a batch get mean 0 and deviation 1; True unless set."""
     filter_zero_variance: bool = False
     """Groups in which all rewards are equal are not trained, and others are sampled instead (dynamic sampling)."""
+    filter_limit: NotNegativeReal | None = None
+    """At most so many times a task's share is filtered for one batch; then groups without signal fill it too, so that
+    a task that is nearly solved does not hold up the others. Unset: until the deadline of the share."""
     epochs: Annotated[int, Field(gt=0)] = 1
     """How often a batch is trained on."""
     minibatches: Annotated[int, Field(gt=0)] = 1

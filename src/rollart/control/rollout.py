@@ -5,7 +5,7 @@ started trajectory and every opened group exactly one end. Training and evaluati
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 
 from rollart.control.buffer import SampleBuffer, beyond
@@ -88,6 +88,8 @@ class RolloutScheduler:
         self._tickets: dict[str, deque[Ticket]] = {task: deque() for task in context.config.tasks}
         self._managers: dict[TrajectoryId, EnvManager] = {}
         self._kept: dict[TrajectoryId, Trajectory] = {}
+        self._filtered: Counter[str] = Counter()
+        """Groups without signal since the last claim, by task."""
         state = context.lineage.state()
         self._next_trajectory = state.next_trajectory
         self._next_group = state.next_group
@@ -131,6 +133,7 @@ class RolloutScheduler:
 
     def claimed(self) -> None:
         """One more batch is claimed. Where rollout is drained, what is left over is redundant."""
+        self._filtered.clear()
         if not self._context.mode.interrupt:
             self._buffer.drop_all(GroupOutcome.REDUNDANT, "the batch is full")
             for group in self._book.groups():
@@ -353,17 +356,21 @@ class RolloutScheduler:
         if all(member.masked or member.first_version is None for member in trajectories):
             self._end_group(group, GroupOutcome.FILTERED, Outcome.REDUNDANT, "no member sampled a token to train")
             return
-        reason = self._refused(trajectories)
+        reason = self._refused(group.task, trajectories)
         if reason is not None:
             self._end_group(group, GroupOutcome.FILTERED, Outcome.REDUNDANT, reason)
             return
         self._close(group, Outcome.REDUNDANT, "its group is complete")
         self._buffer.add(group, trajectories)
 
-    def _refused(self, trajectories: Sequence[Trajectory]) -> str | None:
+    def _refused(self, task: str, trajectories: Sequence[Trajectory]) -> str | None:
         """Why a complete group is not worth a place in a batch, if it is not."""
-        if self._context.config.algorithm.filter_zero_variance:
-            return has_no_signal(trajectories) or self._accept(trajectories)
+        algorithm = self._context.config.algorithm
+        if algorithm.filter_zero_variance and (reason := has_no_signal(trajectories)):
+            share = self._buffer.shares.usual()[task]
+            if algorithm.filter_limit is None or self._filtered[task] < algorithm.filter_limit * share:
+                self._filtered[task] += 1
+                return reason
         return self._accept(trajectories)
 
     def _handle_stale(self, group: OpenGroup) -> None:

@@ -43,14 +43,14 @@ class ColdStartSettings(Strict):
     model: dict[str, Any]
     """`{"config": {…}}`: the architecture; its weights are drawn from `seed`."""
     seed: int = 0
-    steps: int = Field(default=400, ge=1)
+    steps: int = Field(default=350, ge=1)
     batch_tokens: int = Field(default=960, ge=1)
     """Of one step."""
     learning_rate: float = Field(default=3e-3, gt=0)
     """Of embeddings and norms, by AdamW."""
     matrix_rate: float = Field(default=0.02, gt=0)
     """Of the layers' matrices, by Muon."""
-    observation_weight: float = Field(default=0.3, ge=0, le=1)
+    observation_weight: float = Field(default=0.1, ge=0, le=1)
     """Of a token of an observation but the first, where one of an answer has 1."""
     device: str = "cpu"
 
