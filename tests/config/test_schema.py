@@ -86,6 +86,12 @@ def test_a_group_of_one_cannot_be_filtered_by_its_variance() -> None:
     assert "raise batch.group_size" in error.problem
 
 
+def test_a_limit_of_what_is_filtered_needs_a_filter() -> None:
+    error = refused(algorithm={"filter_limit": 1.0})
+    assert error.path == "algorithm.filter_limit"
+    assert "filter_zero_variance = true" in error.problem
+
+
 def test_a_batch_has_a_trajectory_for_every_mini_batch() -> None:
     batch = {"trajectories": 8, "group_size": 4}
     assert config(batch=batch, algorithm={"minibatches": 8}).algorithm.minibatches == 8
