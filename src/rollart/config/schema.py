@@ -241,7 +241,9 @@ class RunConfig(Strict):
                 "a group of one has no variance, so every group would be filtered; raise batch.group_size",
             )
         if algorithm.filter_limit is not None and not algorithm.filter_zero_variance:
-            raise ConfigError("algorithm.filter_limit", "nothing is filtered; set algorithm.filter_zero_variance = true")
+            raise ConfigError(
+                "algorithm.filter_limit", "nothing is filtered; set algorithm.filter_zero_variance = true"
+            )
         if algorithm.minibatches > batch.trajectories:
             raise ConfigError(
                 "algorithm.minibatches",
