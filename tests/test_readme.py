@@ -31,5 +31,5 @@ def test_the_example_runs_and_learns(tmp_path: Path) -> None:
     before, after = map(float, found.groups())
     assert before < 0.2
     assert after > 0.5
-    texts = sorted((tmp_path / "runs" / "run-1" / "trajectories").iterdir())
+    texts = sorted((tmp_path / "runs" / "run-1" / "trajectories").glob("*.txt"))
     assert "Say " in texts[0].read_text()

@@ -117,6 +117,8 @@ def test_a_run_that_is_stopped_says_how_to_go_on(tmp_path: Path, runtime: str, n
     assert "stopping; once more ends it at once" in lines
     assert lines[-1].startswith("rollart: Interrupted: interrupted; the last checkpoint is that of step ")
     assert lines[-1].endswith("Go on with: rollart train --resume run")
+    assert "report: run/report.html" in lines
+    assert (tmp_path / "run" / "report.html").is_file()
     assert rollart("audit", "run", cwd=tmp_path).code == 0
 
 

@@ -2,10 +2,21 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rollart.backends.environments.codec import END_OF_TURN, ByteCodec
-from rollart.cli.trajectory_texts import FILES, LONGEST_TEXT, PER_KIND, TrajectoryTexts, describe
+from rollart.cli.trajectory_texts import (
+    FILES,
+    LONGEST_TEXT,
+    MOST_PARTS,
+    MOST_TOKENS,
+    PER_KIND,
+    TrajectoryTexts,
+    describe,
+    sample,
+)
+from rollart.observe.page.samples import read_samples
 from rollart.types.ids import GroupId, PromptId, TrajectoryId
 from rollart.types.tokens import Generated, Segment, VersionRun
 from rollart.types.trajectory import Outcome, Prompt, Purpose, Trajectory
@@ -32,7 +43,8 @@ def trajectory(
             tokens = [*answer.encode(), END_OF_TURN]
             half = len(tokens) // 2
             runs = (VersionRun(Version(0, step), half), VersionRun(Version(0, step + number), len(tokens) - half))
-            made.sequence.append_sampled(Generated(Segment.of(tokens), b"\0" * 4 * len(tokens), runs))
+            logprobs = np.linspace(-1, -2, len(tokens), dtype="<f4").tobytes()
+            made.sequence.append_sampled(Generated(Segment.of(tokens), logprobs, runs))
             made.turns += 1
             made.turn_tokens.append(len(tokens))
     made.first_version = Version(0, step)
@@ -77,8 +89,41 @@ def test_long_and_unprintable_texts_are_tamed() -> None:
     assert "\\x1b[2J\n" in told
 
 
+def test_every_token_keeps_its_version_and_log_probability() -> None:
+    played = trajectory(("You are at A.", "go"), ("A wall.", "é"))
+    played.turn_rewards, played.reward = [0.0, 0.5], 0.5
+    told = sample(played, "train", 3, "", CODEC)
+    assert told.versions == ("v0.3", "v0.4")
+    assert [part.text for part in told.parts if not part.tokens] == ["You are at A.", "A wall."]
+    first, second = (part for part in told.parts if part.tokens)
+    assert [(token.text, token.id, token.logprob, token.version) for token in first.tokens] == [
+        ("g", ord("g"), -1.0, 0),
+        ("o", ord("o"), -1.5, 0),
+        ("", END_OF_TURN, -2.0, 0),
+    ]
+    assert [(token.text, token.version) for token in second.tokens] == [("", 0), ("é", 1), ("", 1)]
+    assert (first.turn, first.earned, second.turn, second.earned) == (1, 0.0, 2, 0.5)
+
+
+def test_long_trajectories_are_cut_in_both_directions() -> None:
+    long = sample(trajectory(("o", "x" * (MOST_TOKENS + 50))), "train", 3, "", CODEC)
+    assert len(long.parts[1].tokens) == MOST_TOKENS
+    many = sample(trajectory(*[("o", "a")] * MOST_PARTS), "train", 3, "", CODEC)
+    assert (len(many.parts), many.left_out) == (MOST_PARTS, MOST_PARTS)
+
+
 def written(folder: Path) -> dict[str, int]:
-    return {path.name: path.read_text().count("=== trajectory") for path in sorted(folder.iterdir())}
+    texts = {path.name: path.read_text().count("=== trajectory") for path in sorted(folder.glob("*.txt"))}
+    lines = {path.stem + ".txt": len(path.read_bytes().splitlines()) for path in folder.glob("*.jsonl")}
+    assert lines == texts
+    return texts
+
+
+def test_what_is_written_is_what_the_page_reads(tmp_path: Path) -> None:
+    texts = TrajectoryTexts(tmp_path / "t", CODEC, 10, pytest.fail)
+    texts.ended(trajectory(("o", "a"), outcome=Outcome.ENV_FAILED), "it hangs")
+    (read,) = read_samples(tmp_path / "t")
+    assert (read.kind, read.cause, read.outcome, read.reward) == ("failed", "it hangs", "env_failed", None)
 
 
 def test_files_are_few_and_small(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from rollart.cli.render import show_waste
-from rollart.cli.running import JOURNAL
+from rollart.cli.run_folder import JOURNAL
 from rollart.observe.journal import fold_journal
 
 

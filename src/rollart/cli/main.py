@@ -9,6 +9,7 @@ from rollart.cli.bench import app as bench
 from rollart.cli.doctor import doctor
 from rollart.cli.eval import evaluate
 from rollart.cli.fuzz import fuzz
+from rollart.cli.report import report
 from rollart.cli.sim import sim
 from rollart.cli.train import train
 from rollart.types.errors import RequestError, RollartError
@@ -23,6 +24,7 @@ app = typer.Typer(
 app.command()(sim)
 app.command()(fuzz)
 app.command()(audit)
+app.command()(report)
 app.command()(train)
 app.command("eval")(evaluate)
 app.command()(doctor)

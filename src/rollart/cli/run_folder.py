@@ -12,6 +12,8 @@ CONFIG = "config.json"
 CONFIG_DRAFT = f".{CONFIG}.tmp"
 """All that a run leaves behind which is killed before it has a config; it does not count."""
 LOCK = "lock"
+JOURNAL = "journal.sqlite"
+TRAJECTORIES = "trajectories"
 
 
 def write_config(folder: Path, text: str) -> None:

@@ -25,7 +25,8 @@ from rollart.backends.trainers.checkpoint import Checkpoints
 from rollart.cli.compose import check_real, codec_of, is_cold_start, process_store, real_parts
 from rollart.cli.interruption import Interruption
 from rollart.cli.progress import Narrator
-from rollart.cli.run_folder import CONFIG, CONFIG_DRAFT, held, write_config
+from rollart.cli.report_page import leave_page
+from rollart.cli.run_folder import CONFIG, CONFIG_DRAFT, JOURNAL, TRAJECTORIES, held, write_config
 from rollart.cli.trajectory_texts import TrajectoryTexts
 from rollart.cli.view import LiveView
 from rollart.config.load import check
@@ -41,11 +42,9 @@ from rollart.ports.weights import WeightStore
 from rollart.types.errors import ConfigError, Interrupted, InvariantBroken, RequestError, RunError
 from rollart.types.snapshot import RunState
 
-JOURNAL = "journal.sqlite"
 LOGS = "logs"
 CHECKPOINTS = "checkpoints"
 MODEL = "model"
-TRAJECTORIES = "trajectories"
 
 Tables = Mapping[str, Any]
 
@@ -92,8 +91,11 @@ def carry_out(plan: Plan, runtime: RuntimeKind, out: Path | None = None) -> tupl
         with held(folder), Interruption(say) as interruption:
             state = _state(folder / JOURNAL)
             config = with_model(plan.config, folder)
-            with _hosts(runtime, config, folder) as (hosts, store):
-                interruption.cancels(_run(config, folder, state, hosts, store))
+            try:
+                with _hosts(runtime, config, folder) as (hosts, store):
+                    interruption.cancels(_run(config, folder, state, hosts, store))
+            finally:
+                leave_page(folder, plan.config, say)
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; {_kept(folder)}. Go on with: rollart train --resume {folder}") from None
     except OSError as error:

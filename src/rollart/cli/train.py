@@ -11,7 +11,8 @@ from rich.console import Console
 
 from rollart.cli.compose import baselines_of, worker_specs
 from rollart.cli.render import show_plan, show_report
-from rollart.cli.running import JOURNAL, RuntimeKind, carry_out, new_run, require, resumed_run
+from rollart.cli.run_folder import JOURNAL
+from rollart.cli.running import RuntimeKind, carry_out, new_run, require, resumed_run
 from rollart.config.load import load_toml, override
 from rollart.config.suggest import did_you_mean
 from rollart.observe.journal import digest, read_journal

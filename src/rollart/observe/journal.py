@@ -11,7 +11,7 @@ import hashlib
 import queue
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -182,17 +182,25 @@ def read_since_snapshot(path: Path) -> Iterator[JournalEvent]:
         yield from _read_after(db, max(last_snapshot(db) - 1, carried_upto(db)))
 
 
-def fold_journal(path: Path) -> tuple[int, Folds]:
-    """The audit and the report of a whole run, the pruned part included; and how many events that part had."""
+def fold_journal(path: Path, beside: Callable[[JournalEvent], None] | None = None) -> tuple[int, Folds]:
+    """The audit and the report of a whole run, the pruned part included; and how many events that part had.
+
+    `beside` is shown every event that is still there, so that the journal need not be read twice.
+    """
+
+    def take_all(events: Iterable[JournalEvent]) -> None:
+        for event in events:
+            folds.take(event)
+            if beside is not None:
+                beside(event)
+
     if path.suffix == ".jsonl" or not path.is_file():
         pruned, folds = Carried(0, Folds())
-        for event in read_journal(path):
-            folds.take(event)
+        take_all(read_journal(path))
     else:
         with _reading(path) as db:
             pruned, folds = read_carried(db)
-            for event in _read_after(db, pruned):
-                folds.take(event)
+            take_all(_read_after(db, pruned))
     if not folds.auditor.count:
         raise RequestError(f"{path} is not a journal: there is no event in it; give the folder or a trace of a run")
     return pruned, folds

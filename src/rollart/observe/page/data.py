@@ -1,0 +1,147 @@
+"""Everything that the page shows, as plain data."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rollart.observe.journal import fold_journal
+from rollart.observe.metrics import LINES
+from rollart.observe.page.samples import Sample, read_samples
+from rollart.observe.page.slots import Failure, Slot
+from rollart.observe.page.timeline import Timeline, TimelineFold
+from rollart.observe.report import Report
+from rollart.observe.steps import EvalRecord, Record, StepFold, StepRecord
+from rollart.types.journal import JournalEvent
+
+MOST_STEPS = 1000
+"""Points of a curve: of a longer run every other step is left out, or more."""
+MOST_VIOLATIONS = 50
+
+Baselines = Mapping[str, Mapping[str, float]]
+"""What scripts reach on the held-out prompts of a task, worst first."""
+
+
+class Audit(msgspec.Struct, kw_only=True):
+    events: int
+    pruned: int
+    violations: int
+    listed: list[str]
+
+
+class PageData(msgspec.Struct, kw_only=True):
+    """The script of the page reads nothing else."""
+
+    name: str
+    folder: str
+    report: Report
+    complete: bool
+    """False where the journal has holes, so that the figures of the report are not to be had."""
+    wasted_token_share: float
+    audit: Audit
+    steps: list[StepRecord]
+    evaluations: list[EvalRecord]
+    baselines: dict[str, dict[str, float]]
+    timeline: Timeline
+    failures: list[Failure]
+    failed: int
+    slots: list[Slot]
+    slot_count: int
+    step_s: float | None
+    """Mean time of a reset or step of an environment."""
+    samples: list[Sample]
+    config: dict[str, Any] | None
+
+
+def gather(
+    journal: Path, trajectories: Path, baselines: Baselines | None = None, config: dict[str, Any] | None = None
+) -> PageData:
+    """Read a run folder: its journal once, then its metrics and sampled trajectories."""
+    folder = journal.parent
+    timeline, steps = TimelineFold(), _Steps()
+
+    def beside(event: JournalEvent) -> None:
+        timeline.take(event)
+        steps.take(event)
+
+    pruned, folds = fold_journal(journal, beside)
+    violations, report = folds.finish()
+    complete = report is not None
+    report = report or Report()
+    when = timeline.finish()
+    records = _whole(folder / LINES, steps)
+    if not report.ended:
+        report.seconds, report.steps = when.seconds, records.steps[-1].step if records.steps else 0
+    slots = timeline.slots
+    answers = sum(slot.resets + slot.rounds for slot in slots.slots.values())
+    busy_s = report.pools.get("environments", {}).get("busy")
+    return PageData(
+        name=report.name or folder.absolute().name,
+        folder=folder.absolute().name,
+        report=report,
+        complete=complete,
+        wasted_token_share=report.wasted_token_share,
+        audit=Audit(
+            events=folds.auditor.count,
+            pruned=pruned,
+            violations=len(violations) + folds.auditor.unlisted,
+            listed=[str(violation) for violation in violations[:MOST_VIOLATIONS]],
+        ),
+        steps=records.steps[:: -(-len(records.steps) // MOST_STEPS) or 1],
+        evaluations=records.evaluations,
+        baselines={task: dict(scores) for task, scores in (baselines or {}).items()},
+        timeline=when,
+        failures=slots.failures,
+        failed=slots.failed,
+        slots=slots.slowest(),
+        slot_count=len(slots.slots),
+        step_s=busy_s / answers if busy_s is not None and answers and not pruned else None,
+        samples=read_samples(trajectories),
+        config=config,
+    )
+
+
+class _Records(msgspec.Struct):
+    steps: list[StepRecord]
+    evaluations: list[EvalRecord]
+
+
+class _Steps:
+    """The records of a journal."""
+
+    def __init__(self) -> None:
+        self._fold = StepFold()
+        self.records: list[Record] = []
+
+    def take(self, event: JournalEvent) -> None:
+        self.records += self._fold.take(event)
+
+    def finish(self) -> list[Record]:
+        return self.records + self._fold.finish()
+
+
+def _whole(lines: Path, steps: _Steps) -> _Records:
+    """Steps and evaluations in order: those of the journal and, where that is pruned, those of the metrics.
+
+    A step that was rolled back and trained again is told as it was trained last.
+    """
+    trained: dict[int, StepRecord] = {}
+    evaluated: dict[tuple[int, str], EvalRecord] = {}
+    for record in [*_read_metrics(lines), *steps.finish()]:
+        if isinstance(record, StepRecord):
+            trained[record.step] = record
+        else:
+            evaluated[record.step, record.task] = record
+    return _Records([trained[step] for step in sorted(trained)], [evaluated[key] for key in sorted(evaluated)])
+
+
+def _read_metrics(path: Path) -> list[Record]:
+    decoder = msgspec.json.Decoder(Record)
+    records = []
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        try:
+            records.append(decoder.decode(line))
+        except msgspec.MsgspecError:
+            continue  # its writer was killed in the middle of the line
+    return records

@@ -1,0 +1,188 @@
+"""Environments slot by slot: which were slow, which failed, how long that took and what was done about it.
+
+The journal has the start of an episode, when its first turn was asked for, and the end of every turn. So the time of a
+reset is known (with a wait for an engine, if there was one), and exactly that of a step which never came back; the time
+of any other step is known together with the turn after it.
+"""
+
+import msgspec
+
+from rollart.types import journal as j
+from rollart.types.ids import GroupId, TrajectoryId
+from rollart.types.trajectory import Outcome
+
+FAILED = (Outcome.ENV_FAILED, Outcome.ENGINE_FAILED, Outcome.REWARD_FAILED)
+MOST_FAILURES = 200
+MOST_SLOTS = 20
+RESET, TURN, STEP = "reset", "turn", "step"
+"""What an open episode waits for, as far as the journal tells."""
+OVERDUE = "took longer than"
+"""How a wait that ended at its deadline is told (`control.waits`)."""
+
+
+class Failure(msgspec.Struct, kw_only=True):
+    """A trajectory that ended by no doing of its agent."""
+
+    at: float
+    since: float
+    """When it was last heard of."""
+    task: str
+    trajectory: int
+    part: str
+    """The environment slot; or, if that was not what failed, the engine or the reward."""
+    outcome: str
+    what: str
+    hung: bool
+    cause: str
+    done: str = ""
+    """What was done about it."""
+
+
+class Slot(msgspec.Struct, kw_only=True):
+    """One environment."""
+
+    name: str
+    task: str
+    episodes: int = 0
+    resets: int = 0
+    reset_s: float = 0.0
+    rounds: int = 0
+    round_s: float = 0.0
+    """From the end of a turn to the end of the next one."""
+    failures: int = 0
+    longest_s: float = 0.0
+    longest_at: float = 0.0
+    longest: str = ""
+    """What took longest."""
+
+
+class _Open(msgspec.Struct):
+    slot: Slot
+    since: float
+    stage: str
+    engine: str = ""
+
+
+class SlotFold:
+    """Takes a journal event by event; `at` is the time since the run began."""
+
+    def __init__(self) -> None:
+        self.slots: dict[str, Slot] = {}
+        self.failures: list[Failure] = []
+        self.failed = 0
+        """Also those that are not listed."""
+        self._tasks: dict[GroupId, str] = {}
+        self._open: dict[TrajectoryId, _Open] = {}
+        self._broken: dict[str, Failure] = {}
+        """The last failure of every slot that has not played since."""
+        self._set_aside: dict[str, j.Quarantined] = {}
+        """Told right before the failure that it is for."""
+
+    def take(self, event: j.JournalEvent, at: float) -> Failure | None:
+        """Gives the failure that the event is, if it is one."""
+        match event:
+            case j.TurnEnded():
+                self._turned(event.trajectory, at)
+            case j.GroupOpened():
+                self._tasks[event.group] = event.task
+            case j.GroupEnded():
+                self._tasks.pop(event.group, None)
+            case j.TrajectoryStarted():
+                self._started(event, at)
+            case j.Placed():
+                self._placed(event, at)
+            case j.TrajectoryEnded():
+                return self._ended(event, at)
+            case j.Quarantined():
+                self._set_aside[event.part] = event
+            case _:
+                pass
+        return None
+
+    def finish(self, at: float) -> None:
+        """The journal is over; what is still waited for has taken until now."""
+        for open in self._open.values():
+            self._lasted(open.slot, at, at - open.since, f"{open.stage}, still open")
+
+    def slowest(self) -> list[Slot]:
+        return sorted(self.slots.values(), key=lambda slot: -slot.longest_s)[:MOST_SLOTS]
+
+    def _started(self, event: j.TrajectoryStarted, at: float) -> None:
+        name = event.environment
+        slot = self.slots.get(name)
+        if slot is None:
+            slot = self.slots[name] = Slot(name=name, task=self._tasks.get(event.group, ""))
+        slot.episodes += 1
+        self._open[event.trajectory] = _Open(slot, at, RESET)
+        broken = self._broken.pop(name, None)
+        if broken is not None:
+            broken.done += f"; next episode there after {at - broken.at:.1f} s"
+
+    def _placed(self, event: j.Placed, at: float) -> None:
+        open = self._open.get(event.trajectory)
+        if open is None:
+            return
+        open.engine = event.engine
+        if open.stage == RESET:
+            slot, seconds = open.slot, at - open.since
+            slot.resets += 1
+            slot.reset_s += seconds
+            self._lasted(slot, at, seconds, RESET)
+            open.since, open.stage = at, TURN
+
+    def _turned(self, trajectory: TrajectoryId, at: float) -> None:
+        open = self._open.get(trajectory)
+        if open is None:
+            return
+        if open.stage == STEP:
+            slot, seconds = open.slot, at - open.since
+            slot.rounds += 1
+            slot.round_s += seconds
+            self._lasted(slot, at, seconds, "step and turn")
+        open.since, open.stage = at, STEP
+
+    def _ended(self, event: j.TrajectoryEnded, at: float) -> Failure | None:
+        open = self._open.pop(event.trajectory, None)
+        if open is None:
+            return None
+        slot, seconds = open.slot, at - open.since
+        if event.outcome not in FAILED:
+            if event.reward is not None:
+                self._lasted(slot, at, seconds, "step and reward")
+            return None
+        self.failed += 1
+        failure = Failure(
+            at=at,
+            since=open.since,
+            task=slot.task,
+            trajectory=event.trajectory,
+            part=slot.name,
+            outcome=event.outcome.value,
+            what=open.stage,
+            hung=OVERDUE in event.cause,
+            cause=event.cause,
+            done="another trajectory took its place",
+        )
+        if event.outcome is Outcome.ENV_FAILED:
+            slot.failures += 1
+            self._lasted(slot, at, seconds, f"{open.stage} that failed")
+            failure.done = _rest(self._set_aside.pop(slot.name, None))
+            self._broken[slot.name] = failure
+        else:
+            failure.part = open.engine if event.outcome is Outcome.ENGINE_FAILED else "reward"
+        if len(self.failures) < MOST_FAILURES:
+            self.failures.append(failure)
+        return failure
+
+    def _lasted(self, slot: Slot, at: float, seconds: float, what: str) -> None:
+        if seconds > slot.longest_s:
+            slot.longest_s, slot.longest_at, slot.longest = seconds, at, what
+
+
+def _rest(quarantined: j.Quarantined | None) -> str:
+    if quarantined is None:
+        return "the slot gets a fresh environment"
+    if quarantined.until < quarantined.at:
+        return "the slot is given up"
+    rest_s = quarantined.until - quarantined.at
+    return f"the slot is set aside for {rest_s:.0f} s after {quarantined.failures} failures"
