@@ -41,7 +41,7 @@ BUILT_IN: Mapping[str, BuiltIn] = {
         max_turns=12,
         max_turn_tokens=4,
         texts=frozenlake.TEXTS,
-        teachers=(frozenlake.around_holes, frozenlake.any_move, frozenlake.any_move),
+        teachers=(frozenlake.around_holes,) * 2 + (frozenlake.any_move,) * 3,
         baselines={
             "any move": frozenlake.any_move,
             "best blind path": frozenlake.blind_path,
