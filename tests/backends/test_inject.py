@@ -98,6 +98,32 @@ def test_every_so_many_turns_it_raises():
     episode({"raise_every": 1, "bad_slots": (2,)}, slot=0)
 
 
+def test_every_injection_of_a_list_has_chances_of_its_own(hung):
+    def turns(number):
+        hung.clear()
+        environment = Injected(Calm(), Injection(hang_share=0.5), reset(), number)
+        return [environment.step("a") and len(hung) for _ in range(40)]
+
+    assert turns(0) == turns(0) != turns(1)
+
+
+def test_every_injection_of_a_list_has_slots_of_its_own():
+    settings = {"task": "t", "environment": f"{__name__}:Calm", "slots": 3}
+    bad = [{"bad_slots": [0], "raise_every": 1}, {"bad_slots": [1], "raise_every": 2}]
+    driver = Driver(EnvironmentHost, settings | {"inject": bad})
+    failed_in = {}
+    for slot in range(3):
+        driver.send(reset(slot, episode=slot))
+        driver.answers()
+        for turn in (1, 2):
+            driver.send(Step(slot, turn, Segment.of([65, END_OF_TURN])))
+            (answer,) = driver.answers()
+            if isinstance(answer, EnvironmentFailed):
+                failed_in.setdefault(slot, turn)
+    driver.worker.close()
+    assert failed_in == {0: 1, 1: 2}
+
+
 def test_it_is_an_option_of_the_host():
     settings = {"task": "t", "environment": f"{__name__}:Calm", "slots": 2}
     driver = Driver(EnvironmentHost, settings | {"inject": {"raise_every": 1, "bad_slots": [1], "latency_ms": 1.0}})

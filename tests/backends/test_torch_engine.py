@@ -348,6 +348,36 @@ def test_progress_and_the_end_add_up():
     assert same(msgspec.structs.replace(done, generated=whole.then(done.generated)), quiet)
 
 
+def test_progress_says_what_steps_took_and_what_of_that_an_update_cost():
+    driver = served(progress_interval_s=1e-6)
+    began = time.perf_counter()
+    driver.send(add(1, max_tokens=30))
+    for _ in range(4):
+        driver.slice()
+    before = [event for event in driver.take() if isinstance(event, Progress)]
+    driver.ask(Suspend(), Stage(publish(driver.store, V2)))
+    after = [event for event in driver.ask(Update(V2), Resume()) if isinstance(event, Progress)]
+    passed_s = time.perf_counter() - began
+    assert all(event.stepping_s > 0 for event in before + after)
+    assert sum(event.stepping_s for event in before + after) < passed_s
+    assert not any(event.recompute_s for event in before)
+    again = [event for event in after if event.recompute_s]
+    assert len(again) == 1  # in the step after the update
+    assert again[0].recompute_s <= again[0].stepping_s
+
+
+def test_who_is_idle_now_and_then_reports_all_the_same():
+    driver = served(progress_interval_s=0.02)
+    reports = []
+    deadline = time.monotonic() + 10.0
+    request = 0
+    while not reports and time.monotonic() < deadline:
+        request += 1
+        events = driver.ask(add(request, max_tokens=2))
+        reports = [event for event in events if isinstance(event, Progress)]
+    assert reports[0].stepping_s > 0
+
+
 def test_counters_say_what_was_done():
     driver = served()
     driver.ask(add(1, task="a", max_tokens=5), add(2, Segment.of([1, 2]), task="b", max_tokens=3))

@@ -228,3 +228,23 @@ def test_the_closest_word_whatever_its_case() -> None:
     assert did_you_mean("h800", ["H20", "H800"]) == " (did you mean H800?)"
     assert did_you_mean("H800", []) == ""
     assert did_you_mean("xyz", ["H20"]) == ""
+
+
+# --- one table where a list of them may stand -----------------------------------------------------------------------
+
+
+def test_one_injection_or_several() -> None:
+    one = check(RunConfig, override(SMALLEST, ["tasks.maze.inject.raise_every=3"])).tasks["maze"].inject
+    several = check(RunConfig, override(SMALLEST, ["tasks.maze.inject=[{raise_every = 3}, {}]"])).tasks["maze"].inject
+    assert one == several[:1]
+    assert len(several) == 2
+    assert check(RunConfig, SMALLEST).tasks["maze"].inject == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "path"), [("{latency = 3}", "inject.latency"), ("[{}, {latency = 3}]", "inject.1.latency")]
+)
+def test_a_typo_in_an_injection_is_named_where_it_stands(given: str, path: str) -> None:
+    error = refused(f"tasks.maze.inject={given}")
+    assert error.path == f"tasks.maze.{path}"
+    assert "latency_ms" in str(error)

@@ -8,6 +8,7 @@ from worlds import MODES, Ran, run, two_tasks, world
 
 from rollart.config.modes import MODES as SETTINGS
 from rollart.config.modes import Mode
+from rollart.observe.steps import StepFold, StepRecord
 from rollart.policy.staleness import timeline
 from rollart.types.ids import TrajectoryId
 from rollart.types.journal import (
@@ -78,6 +79,14 @@ def test_kv_is_recomputed_for_exactly_those_that_span_an_update(mode: str, seed:
     assert spanning <= set(recomputed)
     for id in set(recomputed) - spanning:
         assert recomputed[id] == [1]
+
+
+def test_where_the_time_of_a_step_went_is_told_with_it() -> None:
+    ran = run(world("mode=rollart", "alpha=1", "steps=4"))
+    fold = StepFold()
+    records = [record for event in ran.events for record in fold.take(event)]
+    assert len(records) == 4
+    assert all(isinstance(record, StepRecord) and 0 < record.busy["trainer"] <= 1 for record in records)
 
 
 @pytest.mark.parametrize("mode", DRAIN)

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rollart.cli.bench_engine import engine
+from rollart.cli.bench_loop import loop
 from rollart.cli.bench_train import train
 from rollart.cli.pages import large_pages
 from rollart.sim.run import simulate
@@ -33,6 +34,7 @@ SMALLEST = 32
 app = typer.Typer(help="Measure rollart itself.", no_args_is_help=True, add_completion=False)
 app.command()(engine)
 app.command()(train)
+app.command()(loop)
 
 
 @app.callback()

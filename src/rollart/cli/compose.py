@@ -257,7 +257,7 @@ def _environments(config: RunConfig) -> list[WorkerSpec]:
                 "codec_settings": codec_settings,
                 "slots": slots,
                 "max_turns": task.max_turns,
-                "inject": None if task.inject is None else task.inject.model_dump(),
+                "inject": [injection.model_dump() for injection in task.inject],
             }
             specs.append(
                 WorkerSpec(f"environment/{name}/{index}", Role.ENVIRONMENT, ENVIRONMENTS, ENVIRONMENT_HOST, settings)

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from rollart.config.schema import RunConfig
 from rollart.control.fleet import WorkerSpec
-from rollart.observe.report import Report
+from rollart.observe.report import Report, Steady
 from rollart.types.journal import EvalEnded
 
 Baselines = Mapping[str, Mapping[str, float]]
@@ -24,6 +24,8 @@ def show_report(console: Console, report: Report, baselines: Baselines | None = 
     )
     console.print(_figures(report))
     console.print(_pools(report))
+    if report.steady.stepping:
+        console.print(_steady(report.steady))
     console.print(_counts(report))
     if report.evaluations:
         console.print(_learned(report, baselines or {}))
@@ -121,6 +123,15 @@ def _pools(report: Report) -> Table:
         engines = report.engines.get(pool)
         name = f"{pool} ({engines} engine{'s' if engines > 1 else ''})" if engines else pool
         table.add_row(name, f"{seconds.get('busy', 0.0) / total:.1%}", ", ".join(told))
+    return table
+
+
+def _steady(steady: Steady) -> Table:
+    """Engines while groups were opened, after the first step."""
+    table = _table("without start and end", "busy", "in steps", "for KV recompute", "suspended by syncs")
+    for pool, stepping in steady.stepping.items():
+        shares = (steady.busy[pool], stepping, steady.recompute[pool], steady.suspended)
+        table.add_row(pool, *(f"{share:.1%}" for share in shares))
     return table
 
 

@@ -1,6 +1,9 @@
 """Trouble on purpose: latency and failures of environments, to see a run survive them."""
 
-from pydantic import Field
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
 
 from rollart.config.base import Strict
 
@@ -17,6 +20,14 @@ class Injection(Strict):
     hang_s: float | None = Field(default=None, gt=0)
     """For how long; None: for ever."""
     raise_every: int | None = Field(default=None, ge=1)
-    """Every so many turns of an episode the environment raises."""
+    """Every so many turns of an episode the environment raises: an episode that lasts so long never ends well."""
     bad_slots: tuple[int, ...] | None = None
     """Only environments in these slots hang and raise; None: all. Latency is everywhere."""
+
+
+def _several(value: object) -> object:
+    return (value,) if isinstance(value, Mapping) else value
+
+
+Injections = Annotated[tuple[Injection, ...], BeforeValidator(_several)]
+"""One table or a list of them, each with slots of its own."""

@@ -3,7 +3,7 @@
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -58,16 +58,20 @@ def check(model: type[M], data: Mapping[str, Any]) -> M:
 
 
 def _keys_of(data: Any, loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """`loc` without the branch of a union (`model.str`), which is no key of the user's."""
+    """`loc` without what is no key of the user's: the branch of a union (`model.str`), the index of a single table."""
     here = data
-    for depth, part in enumerate(loc):
+    keys: list[int | str] = []
+    for part in loc:
         if isinstance(here, Mapping):
+            if isinstance(part, int):
+                continue  # one table where a list of them may stand
             here = here.get(part)
         elif isinstance(here, Sequence) and not isinstance(here, str) and isinstance(part, int):
             here = here[part] if part < len(here) else None
         else:
-            return loc[:depth]
-    return loc
+            break
+        keys.append(part)
+    return tuple(keys)
 
 
 def _explained(
@@ -97,9 +101,16 @@ def _keys_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
             field = here.model_fields.get(str(part))
             here = None if field is None else field.annotation
         else:
-            # A mapping such as dict[str, TaskSettings]: any name leads to its value type.
-            here = get_args(here)[-1] if get_args(here) else None
+            here = _inside(here)
+    if get_origin(here) is tuple:  # one table where a list of them may stand
+        here = _inside(here)
     return list(here.model_fields) if isinstance(here, type) and issubclass(here, BaseModel) else []
+
+
+def _inside(kind: Any) -> Any:
+    """What a mapping such as dict[str, TaskSettings] holds under any name, or a tuple at any place."""
+    kinds = [part for part in get_args(kind) if part is not ...]
+    return kinds[-1] if kinds else None
 
 
 def _value(text: str) -> Any:

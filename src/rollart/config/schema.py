@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from rollart.config.algorithm import AlgorithmSettings
 from rollart.config.base import Strict
-from rollart.config.injection import Injection
+from rollart.config.injection import Injections
 from rollart.config.modes import MODES, Mode, ModeSettings
 from rollart.config.suggest import did_you_mean
 from rollart.config.training import TrainerSettings
@@ -62,8 +62,8 @@ class TaskSettings(Strict):
     environment: str = ""
     """Factory of the environment, `package.module:callable` (real runs)."""
     environment_settings: dict[str, Any] = Field(default_factory=dict)
-    inject: Injection | None = None
-    """Latency and failures put into its environments on purpose (real runs)."""
+    inject: Injections = ()
+    """Latency and failures put into its environments on purpose, one table or several (real runs)."""
     reward: str = "rollart.backends.rewards.functions:episode_return"
     """Factory path of the reward function (real runs)."""
     prompt_path: str = ""

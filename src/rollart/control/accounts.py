@@ -16,7 +16,7 @@ from rollart.types.journal import PoolTime
 
 
 class _Pool:
-    __slots__ = ("busy", "busy_s", "capacity", "causes", "idle_s", "since", "state")
+    __slots__ = ("busy", "busy_s", "capacity", "causes", "idle_s", "recompute_s", "since", "state", "stepping_s")
 
     def __init__(self, now: float) -> None:
         self.capacity = 0
@@ -28,6 +28,8 @@ class _Pool:
         """For the cause that is `state`."""
         self.causes: dict[str, float] = {}
         """For the others."""
+        self.stepping_s = 0.0
+        self.recompute_s = 0.0
 
     def settle(self, now: float) -> None:
         elapsed = now - self.since
@@ -46,12 +48,14 @@ class _Pool:
             self.state = cause
             self.idle_s = self.causes.pop(cause, 0.0)
 
-    def take(self) -> dict[str, float]:
+    def take(self, name: str, now: float) -> PoolTime:
         """The seconds so far, by cause; those that are none left out."""
         seconds = {"busy": self.busy_s, self.state: self.idle_s, **self.causes}
-        self.busy_s = self.idle_s = 0.0
+        spent = {cause: spent_s for cause, spent_s in seconds.items() if spent_s}
+        taken = PoolTime(now, name, spent, self.stepping_s, self.recompute_s)
+        self.busy_s = self.idle_s = self.stepping_s = self.recompute_s = 0.0
         self.causes = {}
-        return {cause: spent_s for cause, spent_s in seconds.items() if spent_s}
+        return taken
 
 
 class Accounts:
@@ -83,6 +87,12 @@ class Accounts:
         entry = self._engines[pool]
         entry.settle(now)
         entry.busy += change
+
+    def engine_stepped(self, pool: str, stepping_s: float, recompute_s: float) -> None:
+        """What an engine says that its steps took, and what of that went into void KV."""
+        entry = self._engines[pool]
+        entry.stepping_s += stepping_s
+        entry.recompute_s += recompute_s
 
     def busy(self, pool: str, change: int, now: float) -> None:
         """A slot of another pool started or ended work."""
@@ -122,7 +132,7 @@ class Accounts:
         for pools in (self._engines, self._others):
             for name, entry in pools.items():
                 entry.settle(now)
-                seconds = entry.take()
-                if seconds:
-                    out.append(PoolTime(now, name, seconds))
+                taken = entry.take(name, now)
+                if taken.seconds:
+                    out.append(taken)
         return out

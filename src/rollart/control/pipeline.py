@@ -279,9 +279,9 @@ class Pipeline:
             trained = await self._trainer.train(batch.claim, version, batch.samples)
             now = context.now()
             context.record(StepTrained(now, batch.claim, version, now - started, trained.metrics))
-            self._rollout.trained(self._buffer.trained(batch.claim))
-            for pool_time in context.accounts.close_period(context.now()):
+            for pool_time in context.accounts.close_period(now):  # right after the step that it belongs to
                 context.record(pool_time)
+            self._rollout.trained(self._buffer.trained(batch.claim))
             self._weights.published(await self._trainer.publish(version))
             await self._save(version)
         finally:

@@ -317,6 +317,7 @@ class LLMProxy:
     def _progress(self, worker: WorkerId, event: Progress) -> None:
         engine = self._engines[worker]
         engine.heard_at = self._context.now()
+        self._context.accounts.engine_stepped(engine.pool, event.stepping_s, event.recompute_s)
         for request, generated in event.parts:
             session = self._find(worker, request)
             if session is not None:

@@ -30,6 +30,23 @@ class KeptAgainstStarted(msgspec.Struct):
     started_reward: float = 0.0
 
 
+class Steady(msgspec.Struct):
+    """From the first trained step to the last one before a new group was opened: shares of that time.
+
+    So neither start-up counts nor the end of a run, when the last batches are trained and engines have nothing to do.
+    """
+
+    seconds: float = 0.0
+    suspended: float = 0.0
+    """No engine took a step, for weight syncs."""
+    busy: dict[str, float] = {}
+    """Per pool; an engine is busy while it has requests."""
+    stepping: dict[str, float] = {}
+    """They took steps, by their own clocks; pools that do not say are left out."""
+    recompute: dict[str, float] = {}
+    """Of `stepping`, for KV that updates had made void."""
+
+
 class Report(msgspec.Struct, kw_only=True):
     """The figures of a run. Shares are of worker-seconds; tokens are sampled ones unless said otherwise."""
 
@@ -66,6 +83,7 @@ class Report(msgspec.Struct, kw_only=True):
     """Per sync: how long no engine took a step."""
     exposed_s: float = 0.0
     """Per sync: how long it waited for publication and staging."""
+    steady: Steady = msgspec.field(default_factory=Steady)
     placements: dict[str, dict[str, int]] = {}
     """Turns per task and hardware class."""
     fallbacks: dict[str, int] = {}
@@ -141,6 +159,51 @@ class _Sum(msgspec.Struct, array_like=True):
         return (self.tokens / self.count, self.reward / self.count) if self.count else (0.0, 0.0)
 
 
+class _PoolSeconds(msgspec.Struct, array_like=True):
+    total: float = 0.0
+    busy: float = 0.0
+    stepping: float = 0.0
+    recompute: float = 0.0
+
+
+class _Period(msgspec.Struct, array_like=True):
+    """Some time of a run, and where that of its workers went."""
+
+    seconds: float = 0.0
+    suspended: float = 0.0
+    pools: dict[str, _PoolSeconds] = {}
+
+    def add_pool(self, event: j.PoolTime) -> None:
+        busy_s = event.seconds.get("busy", 0.0)
+        self._add_pool(event.pool, sum(event.seconds.values()), busy_s, event.stepping_s, event.recompute_s)
+
+    def add(self, other: "_Period") -> None:
+        self.seconds += other.seconds
+        self.suspended += other.suspended
+        for pool, spent in other.pools.items():
+            self._add_pool(pool, spent.total, spent.busy, spent.stepping, spent.recompute)
+
+    def _add_pool(self, pool: str, total: float, busy: float, stepping: float, recompute: float) -> None:
+        spent = self.pools.setdefault(pool, _PoolSeconds())
+        spent.total += total
+        spent.busy += busy
+        spent.stepping += stepping
+        spent.recompute += recompute
+
+    def shares(self) -> Steady:
+        if not self.seconds:
+            return Steady()
+        steady = Steady(self.seconds, self.suspended / self.seconds)
+        for pool, spent in sorted(self.pools.items()):
+            if not spent.total:
+                continue
+            steady.busy[pool] = spent.busy / spent.total
+            if spent.stepping:
+                steady.stepping[pool] = spent.stepping / spent.total
+                steady.recompute[pool] = spent.recompute / spent.total
+        return steady
+
+
 def make_report(events: Iterable[j.JournalEvent]) -> Report:
     """Fold a journal."""
     fold = ReportFold()
@@ -172,6 +235,11 @@ class ReportFold(msgspec.Struct, kw_only=True):
     steps_trained: int = 0
     engine_places: dict[str, dict[str, None]] = {}
     syncs: int = 0
+    steady: _Period = msgspec.field(default_factory=_Period)
+    recent: _Period = msgspec.field(default_factory=_Period)
+    """The trained steps since a group was opened: they are part of the steady time once another one is."""
+    suspended_s: float = 0.0
+    """Since the last trained step."""
     trained: _Sum = msgspec.field(default_factory=_Sum)
     rewards: dict[str, _Sum] = {}
     """Of trained trajectories with a reward, by task."""
@@ -209,6 +277,7 @@ class ReportFold(msgspec.Struct, kw_only=True):
         selection = report.selection
         selection.kept_tokens, selection.kept_reward = self.kept.means()
         selection.started_tokens, selection.started_reward = self.results.means()
+        report.steady = self.steady.shares()
         self._count_time()
         return report
 
@@ -250,6 +319,8 @@ class ReportFold(msgspec.Struct, kw_only=True):
         causes = self.totals.pools.setdefault(event.pool, {})
         for cause, seconds in event.seconds.items():
             causes[cause] = causes.get(cause, 0.0) + seconds
+        if self.steps_trained > 1 and self.at == self.last_trained_at:  # of a step, and neither the first nor the end
+            self.recent.add_pool(event)
 
     # --- workers and versions ---------------------------------------------------------------------------------------
 
@@ -266,6 +337,7 @@ class ReportFold(msgspec.Struct, kw_only=True):
 
     def _weights_synced(self, event: j.WeightsSynced) -> None:
         self.syncs += 1
+        self.suspended_s += event.suspended_s
         self.totals.suspended_s += event.suspended_s
         self.totals.exposed_s += event.exposed_s
 
@@ -273,6 +345,9 @@ class ReportFold(msgspec.Struct, kw_only=True):
 
     def _group_opened(self, event: j.GroupOpened) -> None:
         self.groups[event.group] = _Group(event.task, event.purpose)
+        if self.recent.seconds and event.purpose is Purpose.TRAIN:
+            self.steady.add(self.recent)
+            self.recent = _Period()
 
     def _group_ended(self, event: j.GroupEnded) -> None:
         self.groups[event.group].outcome = event.outcome
@@ -333,8 +408,12 @@ class ReportFold(msgspec.Struct, kw_only=True):
         self.claimed.pop(event.claim, None)
 
     def _step_trained(self, event: j.StepTrained) -> None:
-        if not self.steps_trained:
+        if self.steps_trained:
+            self.recent.seconds += self.at - self.last_trained_at
+            self.recent.suspended += self.suspended_s
+        else:
             self.first_trained_at = self.at
+        self.suspended_s = 0.0
         self.last_trained_at = self.at
         self.steps_trained += 1
         groups, trajectories = self.claimed.pop(event.claim, ((), ()))

@@ -292,10 +292,16 @@ class EvalEnded(Event, frozen=True):
 
 
 class PoolTime(Event, frozen=True):
-    """Where the time of a pool's workers went since the last such event: worker-seconds by cause, `busy` among them."""
+    """Where the time of a pool's workers went since the last such event: worker-seconds by cause, `busy` among them.
+
+    An engine is `busy` while it has requests, be they on their way; `stepping_s` is what engines say that their steps
+    took, and `recompute_s`, of that, what they spent on KV that an update had made void. 0: they do not measure it.
+    """
 
     pool: str
     seconds: dict[str, float]
+    stepping_s: float = 0.0
+    recompute_s: float = 0.0
 
 
 JournalEvent = (

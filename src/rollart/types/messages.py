@@ -164,6 +164,10 @@ class Progress(msgspec.Struct, frozen=True, gc=False):
 
     parts: tuple[tuple[RequestId, Generated], ...]
     steps: int
+    stepping_s: float = 0.0
+    """What its steps took since the last report; 0 of an engine that does not measure it."""
+    recompute_s: float = 0.0
+    """Of that, for KV that an update had made void."""
 
 
 class Staged(msgspec.Struct, frozen=True, gc=False):

@@ -122,6 +122,9 @@ class TorchEngine:
         self._started = 0
         self._suspended = False
         self._steps = 0
+        self._stepping_s = 0.0
+        self._recompute_s = 0.0
+        """Since the last report."""
         self._report_at: float | None = None
         self._commands: deque[WorkerCommand] = deque()
         self._counters = EngineCounters()
@@ -142,14 +145,16 @@ class TorchEngine:
 
     def advance(self, now: float) -> Advance:
         events: list[WorkerEvent] = []
-        while self._commands:
-            self._obey(self._commands.popleft(), events)
         if self._staging.due:
             staged = self._staging.slice()
             if staged is not None:
                 events.append(staged)
+        began = time.perf_counter()
+        while self._commands:
+            self._obey(self._commands.popleft(), events)
         if self._active():
             self._step(events)
+            self._stepping_s += time.perf_counter() - began
         self._report(now, events)
         return Advance(events, now if self._active() or self._staging.due else None)
 
@@ -319,8 +324,7 @@ class TorchEngine:
             raise InvariantBroken("a request runs, but no version is in service")
         plan, outputs = self._planner.plan(work)
         logits = self._decoder.forward(self._weights, self._cache.arena, plan)
-        for turn, item in zip(turns, work, strict=True):
-            self._computed(turn, item)
+        again = sum(self._computed(turn, item) for turn, item in zip(turns, work, strict=True))
         sampling = [turns[index] for index in outputs]
         if sampling:
             sampled = sample(logits, [turn.sampling for turn in sampling], [turn.session.length for turn in sampling])
@@ -331,7 +335,7 @@ class TorchEngine:
                     self._end(turn, finish, events)
                     self._cache.settle(turn.session)
         self._steps += 1
-        self._count(turns, work, time.perf_counter() - began)
+        self._count(turns, work, again, time.perf_counter() - began)
 
     def _admit(self) -> None:
         """Start queued requests, first in, first out, while there are slots and KV memory."""
@@ -383,13 +387,16 @@ class TorchEngine:
             self._counters.task(turn.task).cached_tokens += turn.count_copied(turn.session.computed)
         return True
 
-    def _computed(self, turn: Turn, item: Work) -> None:
+    def _computed(self, turn: Turn, item: Work) -> int:
+        """The session has KV of these tokens now; gives of how many it had some before, which an update made void."""
         session = turn.session
         end = item.start + len(item.tokens)
-        self._counters.task(turn.task).recomputed_tokens += turn.count_computed(item.start, end)
+        again = turn.count_computed(item.start, end)
+        self._counters.task(turn.task).recomputed_tokens += again
         session.computed = end
         if end >= session.void:
             session.void = 0
+        return again
 
     def _finish(self, turn: Turn, token: int) -> FinishReason | None:
         sampling = turn.sampling
@@ -404,7 +411,8 @@ class TorchEngine:
             return FinishReason.LENGTH
         return None
 
-    def _count(self, turns: Sequence[Turn], work: Sequence[Work], seconds: float) -> None:
+    def _count(self, turns: Sequence[Turn], work: Sequence[Work], again: int, seconds: float) -> None:
+        """A step of so many seconds, which are shared out by tokens; `again` of them were computed before."""
         counters = self._counters
         tokens = sum(len(item.tokens) for item in work)
         counters.steps += 1
@@ -412,6 +420,7 @@ class TorchEngine:
         counters.batch_requests += len(work)
         counters.largest_batch = max(counters.largest_batch, len(work))
         per_token_s = seconds / tokens
+        self._recompute_s += again * per_token_s
         for turn, item in zip(turns, work, strict=True):
             task, count = counters.task(turn.task), len(item.tokens)
             if count > 1 or item.start < turn.prompt_length:
@@ -424,13 +433,13 @@ class TorchEngine:
     def _report(self, now: float, events: list[WorkerEvent]) -> None:
         """Twice as often as promised, because a step takes its time."""
         if not self._active():
-            self._report_at = None
-            return
+            return  # not forgotten: who is idle now and then tells of its steps all the same
         if self._report_at is None:
             self._report_at = now + self._settings.progress_interval_s / 2
         if now < self._report_at:
             return
         self._report_at = now + self._settings.progress_interval_s / 2
         parts = tuple((turn.request, turn.report()) for turn in self._running.values() if turn.has_news)
-        events.append(Progress(parts, self._steps))
+        events.append(Progress(parts, self._steps, self._stepping_s, self._recompute_s))
         self._steps = 0
+        self._stepping_s = self._recompute_s = 0.0

@@ -17,7 +17,7 @@ from rollart.backends.environments.gym import adapted
 from rollart.backends.environments.inject import Injected
 from rollart.backends.environments.seat import Answer, Limits, Seat
 from rollart.config.base import Strict
-from rollart.config.injection import Injection
+from rollart.config.injection import Injections
 from rollart.ports.environment import AnyTextEnvironment
 from rollart.ports.factory import load
 from rollart.ports.worker import Advance
@@ -54,7 +54,7 @@ class EnvironmentHostSettings(Strict):
     max_turns: int = Field(default=16, ge=1)
     max_tokens: int | None = Field(default=None, ge=1)
     """Of a whole episode, observations and actions; None: no limit here."""
-    inject: Injection | None = None
+    inject: Injections = ()
     """Trouble on purpose."""
 
 
@@ -185,9 +185,10 @@ class EnvironmentHost:
             del self._episodes[self._over.popleft()]
 
     def _build(self, reset: Reset) -> AnyTextEnvironment:
-        environment = adapted(self._factory(**self._settings.environment_settings))
-        injection = self._settings.inject
-        return environment if injection is None else Injected(environment, injection, reset)
+        environment: AnyTextEnvironment = adapted(self._factory(**self._settings.environment_settings))
+        for number, injection in enumerate(self._settings.inject):
+            environment = Injected(environment, injection, reset, number)
+        return environment
 
     def _tell(self, seat: Seat, answer: Answer) -> None:
         self._answers.append((seat, answer))

@@ -1,7 +1,7 @@
 """Latency and failures put into environments on purpose, to see a run survive them.
 
-What holds: what happens in a turn depends on the episode's seed, its member number and the turn alone, so that a run
-meets the same trouble every time it is started.
+What holds: what happens in a turn depends on the episode's seed, its member number, the turn and the injection's place
+in the list alone, so that a run meets the same trouble every time it is started.
 """
 
 import math
@@ -18,13 +18,14 @@ from rollart.types.trajectory import Prompt
 
 
 class Injected:
-    """A `TextEnvironment` around another one, for one episode."""
+    """A `TextEnvironment` around another one, for one episode. `number` is the injection's place in the list."""
 
-    def __init__(self, inner: AnyTextEnvironment, injection: Injection, reset: Reset) -> None:
+    def __init__(self, inner: AnyTextEnvironment, injection: Injection, reset: Reset, number: int = 0) -> None:
         self._inner = inner
         self._injection = injection
         self._bad = injection.bad_slots is None or reset.slot in injection.bad_slots
-        self._episode = f"{reset.prompt.seed}/{reset.member}"
+        # Every injection has chances of its own: two that hang now and then do not hang in the same turns.
+        self._chances = f"{number}/{reset.prompt.seed}/{reset.member}"
         self._turn = 0
 
     def reset(self, prompt: Prompt) -> TextStep | Awaitable[TextStep]:
@@ -41,7 +42,7 @@ class Injected:
 
     def _trouble(self) -> None:
         own = self._injection
-        chance = random.Random(f"{self._episode}/{self._turn}")
+        chance = random.Random(f"{self._chances}/{self._turn}")
         hangs, waits = chance.random() < own.hang_share, chance.gauss(-(own.sigma**2) / 2, own.sigma)
         if own.latency_ms:
             time.sleep(own.latency_ms / 1000 * math.exp(waits))
