@@ -17,7 +17,7 @@ from rollart.sim.scenario import load_scenario
 from rollart.types import journal as j
 from rollart.types.errors import RunError
 from rollart.types.ids import ClaimId, GroupId, TrajectoryId, WorkerId
-from rollart.types.trajectory import GroupOutcome, Outcome
+from rollart.types.trajectory import Outcome
 from rollart.types.versions import Version
 
 V0, V1, V2 = (Version(0, step) for step in range(3))
@@ -47,7 +47,6 @@ JOURNAL = [
     ended(12.0, Outcome.ENV_FAILED),
     claimed(13.0, 0),
     j.StepTrained(15.0, ClaimId(0), V1, 2.0, {"loss": 0.5}),
-    j.GroupEnded(15.0, GroupId(0), GroupOutcome.TRAINED, False, ""),
     j.PoolTime(15.0, "a", {"busy": 3.0, "rollout": 1.0}),
     j.PoolTime(15.0, "trainer", {"busy": 0.0}),
     j.WeightsSynced(15.5, V1, 0.125, 0.0),
@@ -97,7 +96,7 @@ def test_a_step_counts_what_came_since_the_one_before():
 def test_a_step_is_told_with_the_first_event_after_its_pools():
     fold = StepFold()
     told = [len(fold.take(event)) for event in JOURNAL]
-    assert told == [0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 1]
+    assert told == [0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 1]
 
 
 def test_the_lines_of_a_run_and_of_the_one_that_goes_on(tmp_path):

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from rollart.cli.bench_common import say
 from rollart.cli.bench_loop import Part
-from rollart.cli.running import JOURNAL, RuntimeKind, carry_out, new_run, require, with_model
+from rollart.cli.run_folder import JOURNAL
+from rollart.cli.running import RuntimeKind, carry_out, new_run, require, with_model
 from rollart.config.injection import Injection
 from rollart.control.trainer import POOL as TRAINER
 from rollart.observe.journal import read_journal

@@ -57,14 +57,14 @@ class StepFold:
         self._last_at = 0.0
         self._claims: dict[int, j.BatchClaimed] = {}
         self._complete: StepRecord | None = None
-        """Trained; the ends of its groups come right after it, and then where the time went."""
+        """Trained; where the time went comes in the events right after it."""
         self._outcomes: Counter[str] = Counter()
         self._sampled = 0
         self._suspended_s = 0.0
         self._lost = 0
 
     def take(self, event: j.JournalEvent) -> list[Record]:
-        records = [] if isinstance(event, j.GroupEnded | j.PoolTime) else self.finish()
+        records = [] if isinstance(event, j.PoolTime) else self.finish()
         match event:
             case j.RunStarted() | j.RunResumed():
                 self._began_at = self._last_at = event.at
