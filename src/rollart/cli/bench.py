@@ -18,6 +18,7 @@ from rich.table import Table
 
 from rollart.cli.bench_engine import engine
 from rollart.cli.bench_train import train
+from rollart.cli.bench_trl import trl
 from rollart.cli.pages import large_pages
 from rollart.sim.run import simulate
 from rollart.sim.scenario import Scenario, load_scenario
@@ -33,6 +34,7 @@ SMALLEST = 32
 app = typer.Typer(help="Measure rollart itself.", no_args_is_help=True, add_completion=False)
 app.command()(engine)
 app.command()(train)
+app.command()(trl)
 
 
 @app.callback()
