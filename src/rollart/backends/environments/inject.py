@@ -24,8 +24,8 @@ class Injected:
         self._inner = inner
         self._injection = injection
         self._bad = injection.bad_slots is None or reset.slot in injection.bad_slots
-        # Every injection has chances of its own: two that hang now and then do not hang in the same turns.
-        self._chances = f"{number}/{reset.prompt.seed}/{reset.member}"
+        self._number = number
+        self._seed, self._member = reset.prompt.seed, reset.member
         self._turn = 0
 
     def reset(self, prompt: Prompt) -> TextStep | Awaitable[TextStep]:
@@ -42,13 +42,23 @@ class Injected:
 
     def _trouble(self) -> None:
         own = self._injection
-        chance = random.Random(f"{self._chances}/{self._turn}")
-        hangs, waits = chance.random() < own.hang_share, chance.gauss(-(own.sigma**2) / 2, own.sigma)
+        chance = _chance(self._number, self._seed, self._member, self._turn)
+        hung, waits = chance.random() < own.hang_share, chance.gauss(-(own.sigma**2) / 2, own.sigma)
         if own.latency_ms:
             time.sleep(own.latency_ms / 1000 * math.exp(waits))
         if not self._bad:
             return
-        if hangs:
+        if hung:
             threading.Event().wait(own.hang_s)
         if own.raise_every and self._turn and self._turn % own.raise_every == 0:
             raise EnvironmentFault(f"injected: every {own.raise_every}. turn raises, and this is turn {self._turn}")
+
+
+def hangs(injection: Injection, seed: int, member: int, turn: int, number: int = 0) -> bool:
+    """Whether this turn of an episode hangs, if its slot is one of those that do; turn 0 is the reset."""
+    return _chance(number, seed, member, turn).random() < injection.hang_share
+
+
+def _chance(number: int, seed: int, member: int, turn: int) -> random.Random:
+    """Every injection has chances of its own: two that hang now and then do not hang in the same turns."""
+    return random.Random(f"{number}/{seed}/{member}/{turn}")
