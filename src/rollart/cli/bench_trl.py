@@ -91,17 +91,20 @@ class Played(msgspec.Struct, kw_only=True, frozen=True):
 
 def trl(
     python: Annotated[
-        Path, typer.Option(help="The Python of an environment with `rollart[trl]`; without it, this one.")
+        Path, typer.Option(help="The Python of an environment with rollart and TRL 1.16; without it, this one.")
     ] = Path(sys.executable),
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout and nothing else.")] = False,
 ) -> None:
-    """Trained trajectories per second of a whole run, against TRL 1.16. Takes about ten minutes on two cores.
+    """Trained trajectories per second of a whole run, against TRL 1.16. Takes many minutes.
 
     FrozenLake in text, at most 8 turns of at most 16 tokens, groups of 8, batches of 64, a model of 0.9 M parameters in
     float32; one optimiser step and one pass for log-probabilities per batch. Against TRL's own loop
     (over_environment_factory) and against what a skilled user writes in its rollout_func (over_rollout_func): first as
     it is, then with environments that take 50 ms in the mean, where 1 % of the steps hang for 5 s (…_latency). Such
     steps return and are trained on by all. Sides run one after the other, each with all cores.
+
+    TRL rolls out and trains in turn. rollart does both at once, on trajectories that are some updates old: in mode
+    rollart with alpha 1, and with latency in mode areal with alpha 4. That is part of the difference.
 
     Example: rollart bench trl --json
     """
