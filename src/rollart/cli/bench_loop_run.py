@@ -16,7 +16,7 @@ from rollart.observe.journal import read_journal
 from rollart.observe.report import make_report
 from rollart.policy.seeds import member_key
 from rollart.types import journal as j
-from rollart.types.errors import RunError
+from rollart.types.errors import OVERDUE, RunError
 from rollart.types.ids import GroupId, TrajectoryId
 from rollart.types.trajectory import TRAINABLE, Outcome, Prompt
 
@@ -24,8 +24,6 @@ Tables = Mapping[str, Any]
 Events = Sequence[j.JournalEvent]
 
 FAILED = (Outcome.ENV_FAILED, Outcome.ENGINE_FAILED, Outcome.REWARD_FAILED)
-LATE = "took longer than"
-"""How the cause of a trajectory that ran into a deadline reads."""
 
 
 class Bench:
@@ -128,7 +126,7 @@ def _stops(injection: Injection, slot: int, turns: int) -> bool:
 def failures(events: Events) -> dict[str, int]:
     """Trajectories that failed, by cause: what did, and whether it said so or was waited for in vain."""
     causes = Counter(
-        f"{event.outcome.value}: {'late' if LATE in event.cause else 'said so'}"
+        f"{event.outcome.value}: {'late' if OVERDUE in event.cause else 'said so'}"
         for event in events
         if isinstance(event, j.TrajectoryEnded) and event.outcome in FAILED
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from rollart.control.context import Context
 from rollart.control.fleet import Fleet, WorkerSpec
-from rollart.types.errors import InvariantBroken, TrainerLost, TrainingFailed
+from rollart.types.errors import OVERDUE, InvariantBroken, TrainerLost, TrainingFailed
 from rollart.types.ids import ClaimId, WorkerId
 from rollart.types.messages import (
     Publish,
@@ -88,7 +88,7 @@ class TrainerClient:
             what,
             limit_s,
             "it is replaced",
-            lambda wait: self._fleet.replace(worker, f"{wait.what} took longer than {limit_s:g} s"),
+            lambda wait: self._fleet.replace(worker, f"{wait.what} {OVERDUE} {limit_s:g} s"),
         )
         try:
             return await future

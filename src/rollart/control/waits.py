@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from rollart.control.nursery import Boundary
 from rollart.policy.watch import Wait, Watch
-from rollart.types.errors import RollartError
+from rollart.types.errors import OVERDUE, RollartError
 
 T = TypeVar("T")
 
@@ -76,5 +76,5 @@ class Waits:
 def fail(future: "asyncio.Future[T]", wait: Wait, raises: type[RollartError]) -> None:
     """Whoever waits for the future gets the fault that the deadline means to it."""
     if not future.done():
-        message = f"{wait.owner}: {wait.what} took longer than {wait.seconds:g} s; {wait.action}"
+        message = f"{wait.owner}: {wait.what} {OVERDUE} {wait.seconds:g} s; {wait.action}"
         future.set_exception(raises(message))

@@ -13,7 +13,7 @@ from rollart.control.proxy import LLMProxy
 from rollart.policy.liveness import sync_bound_s
 from rollart.policy.sync import Commands, SyncBook
 from rollart.policy.watch import Wait
-from rollart.types.errors import InvariantBroken, RunError
+from rollart.types.errors import OVERDUE, InvariantBroken, RunError
 from rollart.types.ids import WorkerId
 from rollart.types.journal import EngineOutOfService, EngineUpdated, VersionPublished, WeightsSynced
 from rollart.types.messages import Role, Stage, Staged, StageFailed, Update, Updated, WorkerInfo
@@ -140,7 +140,7 @@ class WeightSync:
             f"{what} {version}",
             seconds,
             "it is replaced",
-            lambda wait: self._fleet.replace(worker, f"{wait.what} took longer than {seconds:g} s"),
+            lambda wait: self._fleet.replace(worker, f"{wait.what} {OVERDUE} {seconds:g} s"),
         )
         self._waits[worker, answer] = (version, wait)
 

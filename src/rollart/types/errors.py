@@ -25,6 +25,9 @@
 A message says what failed, why, and what to do.
 """
 
+OVERDUE = "took longer than"
+"""How the cause of whatever ended at a deadline reads; who looks for hangs in a journal looks for this."""
+
 
 class RollartError(Exception):
     """Base of all errors below."""

@@ -8,6 +8,7 @@ of any other step is known together with the turn after it.
 import msgspec
 
 from rollart.types import journal as j
+from rollart.types.errors import OVERDUE
 from rollart.types.ids import GroupId, TrajectoryId
 from rollart.types.trajectory import Outcome
 
@@ -16,8 +17,6 @@ MOST_FAILURES = 200
 MOST_SLOTS = 20
 RESET, TURN, STEP = "reset", "turn", "step"
 """What an open episode waits for, as far as the journal tells."""
-OVERDUE = "took longer than"
-"""How a wait that ended at its deadline is told (`control.waits`)."""
 
 
 class Failure(msgspec.Struct, kw_only=True):
