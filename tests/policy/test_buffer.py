@@ -76,6 +76,18 @@ def test_a_claim_takes_of_every_task_those_that_were_ready_first() -> None:
     assert groups.claims() == [C1]
 
 
+def test_groups_of_older_weights_are_claimed_first() -> None:
+    """A group that took long is not left behind until it is stale."""
+    groups = book(ready(1, step=2), ready(2, step=1), ready(3, step=2))
+    assert ids(groups.claim(C1, {"maze": 2}, BOUND, Version(0, 2))) == [2, 1]
+    assert ids(groups.ready()) == [3]
+
+
+def test_age_counts_in_steps_across_a_roll_back() -> None:
+    groups = book(ready(1, step=5), ReadyGroup(GroupId(2), "maze", Version(1, 4)))
+    assert ids(groups.claim(C1, {"maze": 1}, BOUND, Version(1, 5))) == [2]
+
+
 def test_a_task_without_a_part_in_the_batch_is_left_alone() -> None:
     groups = book(ready(1), ready(2, "math"))
     assert ids(groups.claim(C1, {"maze": 1, "math": 0, "unknown": 0}, BOUND, V0)) == [1]
@@ -98,7 +110,7 @@ def test_nothing_stale_is_claimed_and_nothing_is_lost_by_trying() -> None:
         groups.claim(C1, {"maze": 3}, BOUND, Version(0, 2))
     assert ids(groups.ready()) == [1, 2, 3]
     assert groups.claims() == []
-    assert ids(groups.claim(C1, {"maze": 3}, BOUND, Version(0, 1))) == [1, 2, 3]
+    assert ids(groups.claim(C1, {"maze": 3}, BOUND, Version(0, 1))) == [2, 1, 3]
 
 
 def test_without_a_bound_at_the_claim_old_groups_are_claimed_too() -> None:
@@ -209,7 +221,8 @@ class Histories(RuleBasedStateMachine):
         need = {"maze": maze, "math": math}
         self.claims += 1
         id = ClaimId(self.claims)
-        wanted = [group for task, count in need.items() for group in self.expected(task)[:count]]
+        by_age = {task: sorted(self.expected(task), key=lambda group: group.oldest.step) for task in need}
+        wanted = [group for task, count in need.items() for group in by_age[task][:count]]
         if len(wanted) < maze + math or any(BOUND.violated(self.now(), group.oldest) for group in wanted):
             with pytest.raises(InvariantBroken):
                 self.book.claim(id, need, BOUND, self.now())

@@ -42,6 +42,22 @@ def test_missing_is_what_the_batch_still_waits_for(ready: dict[str, int], missin
     assert ShareBook({"maze": share(3), "math": share(1)}).missing(ready) == missing
 
 
+# --- groups without signal ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("limit", "refused"), [(0.0, 0), (0.5, 2), (1.0, 3), (2.0, 6)])
+def test_so_many_are_refused_for_a_batch_and_no_more(limit: float, refused: int) -> None:
+    book = ShareBook({"maze": share(3), "math": share(1)}, limit)
+    for _ in range(2):
+        assert [book.refuse("maze") for _ in range(10)] == [True] * refused + [False] * (10 - refused)
+        assert book.refuse("math") is (limit > 0)
+        book.claimed()
+
+
+def test_without_a_limit_the_deadline_of_the_share_is_the_limit() -> None:
+    assert all(ShareBook({"maze": share(1)}).refuse("maze") for _ in range(1000))
+
+
 # --- deadlines ------------------------------------------------------------------------------------------------------
 
 

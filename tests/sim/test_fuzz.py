@@ -76,6 +76,7 @@ def test_worlds_differ_in_everything() -> None:
         "no staleness": sum(world.tables["alpha"] == 0 for world in worlds),
         "rolling updates": sum(world.tables["rolling_update"] for world in worlds),
         "dynamic sampling": sum(world.tables["algorithm"]["filter_zero_variance"] for world in worlds),
+        "limited dynamic sampling": sum("filter_limit" in world.tables["algorithm"] for world in worlds),
         "advantages per turn": sum(world.tables["algorithm"]["advantage"] == "gigpo" for world in worlds),
     }.items():
         assert 0 < count < 400, what

@@ -54,7 +54,8 @@ class SampleBuffer:
             {
                 task: ShareRule(groups, config.tasks[task].share_deadline_s, config.tasks[task].unfilled)
                 for task, groups in config.groups_per_batch().items()
-            }
+            },
+            config.algorithm.filter_limit,
         )
         self.ended: Callable[[OpenGroup, GroupOutcome, str], None] = lambda _group, _outcome, _cause: None
         """Told when a group leaves without being trained."""

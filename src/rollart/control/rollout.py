@@ -5,7 +5,7 @@ started trajectory and every opened group exactly one end. Training and evaluati
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from rollart.control.buffer import SampleBuffer, beyond
@@ -88,8 +88,6 @@ class RolloutScheduler:
         self._tickets: dict[str, deque[Ticket]] = {task: deque() for task in context.config.tasks}
         self._managers: dict[TrajectoryId, EnvManager] = {}
         self._kept: dict[TrajectoryId, Trajectory] = {}
-        self._filtered: Counter[str] = Counter()
-        """Groups without signal since the last claim, by task."""
         state = context.lineage.state()
         self._next_trajectory = state.next_trajectory
         self._next_group = state.next_group
@@ -133,7 +131,6 @@ class RolloutScheduler:
 
     def claimed(self) -> None:
         """One more batch is claimed. Where rollout is drained, what is left over is redundant."""
-        self._filtered.clear()
         if not self._context.mode.interrupt:
             self._buffer.drop_all(GroupOutcome.REDUNDANT, "the batch is full")
             for group in self._book.groups():
@@ -365,11 +362,9 @@ class RolloutScheduler:
 
     def _refused(self, task: str, trajectories: Sequence[Trajectory]) -> str | None:
         """Why a complete group is not worth a place in a batch, if it is not."""
-        algorithm = self._context.config.algorithm
-        if algorithm.filter_zero_variance and (reason := has_no_signal(trajectories)):
-            share = self._buffer.shares.usual()[task]
-            if algorithm.filter_limit is None or self._filtered[task] < algorithm.filter_limit * share:
-                self._filtered[task] += 1
+        if self._context.config.algorithm.filter_zero_variance:
+            reason = has_no_signal(trajectories)
+            if reason is not None and self._buffer.shares.refuse(task):
                 return reason
         return self._accept(trajectories)
 

@@ -1,8 +1,8 @@
 """Ready groups and claims.
 
 A group enters once it is complete and accepted and leaves by exactly one door: trained (its claim ended in a step),
-evicted as stale, or dropped (redundant, cancelled). A claim takes whole groups, the oldest first, and ends in `trained`
-or is `returned`, which puts its groups back where they were.
+evicted as stale, or dropped (redundant, cancelled). A claim takes whole groups, those of the oldest weights first: they
+are the next to go stale. It ends in `trained` or is `returned`, which puts its groups back where they were.
 """
 
 from collections.abc import Mapping
@@ -62,10 +62,10 @@ class BufferBook:
         self._ready[group.task][group.id] = group
 
     def claim(self, id: ClaimId, need: Mapping[str, int], bound: StalenessBound, served: Version) -> list[ReadyGroup]:
-        """Take the batch: of every task the groups that were ready first."""
+        """Take the batch: of every task the groups of the oldest weights, of equals those that were ready first."""
         taken: list[ReadyGroup] = []
         for task, count in need.items():
-            groups = list(self._ready.get(task, {}).values())[:count]
+            groups = sorted(self._ready.get(task, {}).values(), key=lambda group: group.oldest.step)[:count]
             if len(groups) < count:
                 raise InvariantBroken(f"claim {id} wants {count} groups of {task}, {len(groups)} are ready")
             taken.extend(groups)

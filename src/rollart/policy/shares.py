@@ -3,6 +3,9 @@
 The wait for a batch starts when the trainer is free. A task that has not filled its share by its deadline either stops
 the run or gives up the rest of its share for this batch: the tasks that did fill theirs fill in, in turn. The batch is
 always whole. If no task can fill in, the run stops and says why: never a silent hang.
+
+Dynamic sampling refuses groups that nothing is learned from, so a task that is nearly solved would never fill its
+share. `refuse` says when enough were refused for one batch.
 """
 
 import math
@@ -35,8 +38,10 @@ class Unfillable(NamedTuple):
 class ShareBook:
     """The composition of the batch that is claimed next."""
 
-    def __init__(self, rules: Mapping[str, ShareRule]) -> None:
+    def __init__(self, rules: Mapping[str, ShareRule], refusals_per_group: float | None = None) -> None:
         self._rules = dict(rules)
+        self._refusals_per_group = refusals_per_group
+        self._refused = dict.fromkeys(rules, 0)
         self._need = self.usual()
         self._since: float | None = None
         self._deadlines: dict[str, float] = {}
@@ -68,6 +73,15 @@ class ShareBook:
         self._since = None
         self._deadlines = {}
         self._given_up = {}
+        self._refused = dict.fromkeys(self._rules, 0)
+
+    def refuse(self, task: str) -> bool:
+        """A group of the task would be refused for want of signal: whether it may be, which is then counted."""
+        limit = self._refusals_per_group
+        if limit is not None and self._refused[task] >= limit * self._rules[task].groups:
+            return False
+        self._refused[task] += 1
+        return True
 
     def next_wake(self) -> float | None:
         """When `check` has to be asked again, if nothing becomes ready before."""

@@ -135,10 +135,13 @@ def _tables(dice: _Dice, mode: Mode, seed: int) -> dict[str, Any]:
 
 def _algorithm(dice: _Dice) -> dict[str, Any]:
     """Drawn from dice of its own, so that the rest of a world does not depend on it."""
-    return {
+    algorithm = {
         "advantage": dice.one_of(*(kind.value for kind in AdvantageKind)),
         "filter_zero_variance": dice.chance(0.2),
     }
+    if algorithm["filter_zero_variance"] and dice.chance(0.5):
+        algorithm["filter_limit"] = dice.one_of(0.0, 0.5, 1.0, 3.0)
+    return algorithm
 
 
 def _task(dice: _Dice, share: int, *, crowd: bool) -> dict[str, Any]:
