@@ -16,9 +16,9 @@ from rollart.cli.bench_loop_run import (
     busy_figures,
     failures,
     runtime_figures,
-    throughput,
     trained_failures,
 )
+from rollart.cli.bench_runs import throughput
 from rollart.cli.compose import worker_specs
 from rollart.cli.main import main
 from rollart.cli.running import RuntimeKind
@@ -60,7 +60,7 @@ def test_throughput_is_what_was_trained_after_the_first_step() -> None:
     returned = j.BatchClaimed(15.0, ClaimId(7), 1, V0, V0, (), (TrajectoryId(9),) * 50, (), ())
     events = [*step(0, 10.0, [1, 2, 3]), returned, *step(1, 14.0, [4, 5]), *step(2, 20.0, [6, 7])]
     assert throughput(events) == pytest.approx(4 / 10)
-    with pytest.raises(RunError, match="two trained steps"):
+    with pytest.raises(RunError, match="trained 1 steps; without the first 1 and the last 0 none is left"):
         throughput(step(0, 10.0, [1]))
 
 

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from rollart.cli.bench_engine import engine
 from rollart.cli.bench_loop import loop
+from rollart.cli.bench_modes import modes
 from rollart.cli.bench_train import train
 from rollart.cli.bench_trl import trl
 from rollart.cli.pages import large_pages
@@ -36,6 +37,7 @@ app = typer.Typer(help="Measure rollart itself.", no_args_is_help=True, add_comp
 app.command()(engine)
 app.command()(train)
 app.command()(loop)
+app.command()(modes)
 app.command()(trl)
 
 

@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rollart.cli.bench_common import say
 from rollart.cli.bench_loop import Part
-from rollart.cli.run_folder import JOURNAL
-from rollart.cli.running import RuntimeKind, carry_out, new_run, require, with_model
+from rollart.cli.bench_runs import Events, Runs, Tables, throughput, trained_batches
+from rollart.cli.running import RuntimeKind, require
 from rollart.config.injection import Injection
 from rollart.control.trainer import POOL as TRAINER
-from rollart.observe.journal import read_journal
 from rollart.observe.report import make_report
 from rollart.policy.seeds import member_key
 from rollart.types import journal as j
@@ -20,23 +18,18 @@ from rollart.types.errors import OVERDUE, RunError
 from rollart.types.ids import GroupId, TrajectoryId
 from rollart.types.trajectory import TRAINABLE, Outcome, Prompt
 
-Tables = Mapping[str, Any]
-Events = Sequence[j.JournalEvent]
-
 FAILED = (Outcome.ENV_FAILED, Outcome.ENGINE_FAILED, Outcome.REWARD_FAILED)
 
 
 class Bench:
-    """All runs in one folder, and one model for all of them, made when the first needs it."""
+    """All proofs, with one model."""
 
     def __init__(self, tables: Tables, folder: Path, runtime: RuntimeKind = RuntimeKind.RAY) -> None:
         """`runtime` is that of the proofs which do not compare runtimes."""
         for kind in RuntimeKind:
             require(kind)
         self._tables = tables
-        self._folder = folder
-        self._runtime = runtime
-        self._model: str | dict[str, Any] | None = None
+        self._runs = Runs(folder, tables["model"], runtime)
 
     def measure(self, part: Part) -> dict[str, Any]:
         work = self._tables[part.value]
@@ -44,33 +37,24 @@ class Bench:
             case Part.BAD:
                 return self._bad(work["run"], work["inject"])
             case Part.BUSY:
-                return busy_figures(self._run("busy", work["run"]))
+                return busy_figures(self._runs.journal("busy", work["run"]))
             case Part.RUNTIMES:
                 return self._runtimes(work["run"], work["seeds"])
 
     def _bad(self, run: Tables, inject: Sequence[Tables]) -> dict[str, Any]:
         ((name, task),) = run["tasks"].items()
         worse = task | {"inject": [*task["inject"], *inject]}
-        clean = self._run("clean", run)
-        bad = self._run("bad", {**run, "tasks": {name: worse}})
+        clean = self._runs.journal("clean", run)
+        bad = self._runs.journal("bad", {**run, "tasks": {name: worse}})
         injections = [Injection.model_validate(each) for each in inject]
         return bad_figures(clean, bad, injections, environments=task["environments"])
 
     def _runtimes(self, run: Tables, seeds: Sequence[int]) -> dict[str, Any]:
         journals = {
-            kind: {seed: self._run(f"{kind}-{seed}", {**run, "seed": seed}, kind) for seed in seeds}
+            kind: {seed: self._runs.journal(f"{kind}-{seed}", {**run, "seed": seed}, kind) for seed in seeds}
             for kind in RuntimeKind
         }
         return runtime_figures(journals[RuntimeKind.INLINE], journals[RuntimeKind.RAY])
-
-    def _run(self, name: str, tables: Tables, runtime: RuntimeKind | None = None) -> list[j.JournalEvent]:
-        say(f"{name} ...")
-        if self._model is None:
-            plan = new_run({**tables, "model": self._tables["model"]})
-            self._model = with_model(plan.config, self._folder).model
-        plan = new_run({**tables, "model": self._model})
-        folder, _ = carry_out(plan, runtime or self._runtime, self._folder / name)
-        return list(read_journal(folder / JOURNAL))
 
 
 # --- two bad environments -------------------------------------------------------------------------------------------
@@ -89,15 +73,6 @@ def bad_figures(clean: Events, bad: Events, injections: Sequence[Injection], *, 
         "clean_trajectories_per_s": throughput(clean),
         "bad_trajectories_per_s": throughput(bad),
     }
-
-
-def throughput(events: Events) -> float:
-    """Trained trajectories per second, from the end of the first step to that of the last."""
-    steps = trained_batches(events)
-    if len(steps) < 2:
-        raise RunError(f"a throughput needs two trained steps or more, and the run has {len(steps)}")
-    seconds = steps[-1].at - steps[0].at
-    return sum(len(step.batch.trajectories) for step in steps[1:]) / seconds
 
 
 def trained_failures(events: Events, injections: Sequence[Injection]) -> int:
@@ -210,14 +185,3 @@ def held_out(events: Events) -> float:
     if not scores:
         raise RunError("no held-out episode ended with a reward, so there is nothing to compare; see the run's journal")
     return statistics.fmean(scores)
-
-
-class TrainedBatch(NamedTuple):
-    at: float
-    batch: j.BatchClaimed
-
-
-def trained_batches(events: Events) -> list[TrainedBatch]:
-    """What was trained, step by step."""
-    claims = {event.claim: event for event in events if isinstance(event, j.BatchClaimed)}
-    return [TrainedBatch(event.at, claims[event.claim]) for event in events if isinstance(event, j.StepTrained)]

@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -40,6 +40,7 @@ from rollart.ports.runtime import Runtime
 from rollart.ports.sink import EventSink
 from rollart.ports.weights import WeightStore
 from rollart.types.errors import ConfigError, Interrupted, InvariantBroken, RequestError, RunError
+from rollart.types.messages import Role
 from rollart.types.snapshot import RunState
 
 LOGS = "logs"
@@ -83,8 +84,13 @@ def resumed_run(folder: Path, change: Callable[[Tables], Tables]) -> Plan:
     return Plan(config, folder)
 
 
-def carry_out(plan: Plan, runtime: RuntimeKind, out: Path | None = None) -> tuple[Path, Report]:
-    """Do all steps; gives the run's folder and what the journal says of it, from its first start on."""
+def carry_out(
+    plan: Plan, runtime: RuntimeKind, out: Path | None = None, cores: Mapping[Role, Sequence[int]] | None = None
+) -> tuple[Path, Report]:
+    """Do all steps; gives the run's folder and what the journal says of it, from its first start on.
+
+    `cores` binds the workers of a role, where they are processes, to some of the cores.
+    """
     folder = _new_folder(out, plan.config) if plan.folder is None else plan.folder
     say(f"run folder: {folder}")
     try:
@@ -92,7 +98,7 @@ def carry_out(plan: Plan, runtime: RuntimeKind, out: Path | None = None) -> tupl
             state = _state(folder / JOURNAL)
             config = with_model(plan.config, folder)
             try:
-                with _hosts(runtime, config, folder) as (hosts, store):
+                with _hosts(runtime, config, folder, cores) as (hosts, store):
                     interruption.cancels(_run(config, folder, state, hosts, store))
             finally:
                 leave_page(folder, plan.config, say)
@@ -210,7 +216,9 @@ def _kept(folder: Path) -> str:
 
 
 @contextmanager
-def _hosts(kind: RuntimeKind, config: RunConfig, folder: Path) -> Iterator[tuple[Runtime, WeightStore]]:
+def _hosts(
+    kind: RuntimeKind, config: RunConfig, folder: Path, cores: Mapping[Role, Sequence[int]] | None
+) -> Iterator[tuple[Runtime, WeightStore]]:
     # Imported late: what these pull in, the other commands do without.
     if kind is RuntimeKind.INLINE:
         from rollart.backends.stores.memory import MemoryStore
@@ -222,7 +230,7 @@ def _hosts(kind: RuntimeKind, config: RunConfig, folder: Path) -> Iterator[tuple
         from rollart.distributed.ray_runtime import RayRuntime
 
         with process_store(config, folder) as store, LocalRay():
-            yield RayRuntime(folder / LOGS), store
+            yield RayRuntime(folder / LOGS, cores=cores), store
 
 
 async def _run(config: RunConfig, folder: Path, state: RunState | None, runtime: Runtime, store: WeightStore) -> None:
