@@ -11,7 +11,8 @@ load it as it is.
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +75,22 @@ def cold_start(
     if folder.exists():
         raise RequestError(f"{folder} is there already; name a new folder, nothing there is written over")
     model = build_model(settings.model, dtype="float32", device=settings.device, seed=settings.seed)
-    loss = _train(settings, PackedModel(model), transcripts, report)
+    with _several_threads():
+        loss = _train(settings, PackedModel(model), transcripts, report)
     layout = whole_model(model)
     _write(folder, model_files(layout, beside, layout.tensors))
     return loss
+
+
+@contextmanager
+def _several_threads() -> Iterator[None]:
+    """A run begins with this and has nothing else to do. More than a few threads gain nothing on a small model."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(4, os.cpu_count() or 1))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _train(settings: ColdStartSettings, packed: PackedModel, transcripts: Sequence[Turns], report: Report) -> float:
