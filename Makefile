@@ -9,7 +9,7 @@ VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 ARGS ?=
 
-.PHONY: help venv venv-vllm test test-vllm mutate kills train sim clean
+.PHONY: help venv venv-vllm test test-vllm mutate kills train sim bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ train: $(INSTALLED) ## train for real on this machine; options in ARGS
 
 sim: $(INSTALLED) ## run in virtual time over modelled hardware; options in ARGS
 	$(BIN)/rollart sim $(ARGS)
+
+bench: $(INSTALLED) ## run all benches, which takes hours, and write docs/benchmarks.md; options in ARGS
+	$(BIN)/rollart bench all --out docs/benchmarks.md $(ARGS)
 
 clean: ## remove caches and builds; environments and runs stay
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -16,7 +16,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from rollart.cli.bench_all import all_
 from rollart.cli.bench_engine import engine
+from rollart.cli.bench_learn import learn
 from rollart.cli.bench_loop import loop
 from rollart.cli.bench_modes import modes
 from rollart.cli.bench_train import train
@@ -39,6 +41,8 @@ app.command()(train)
 app.command()(loop)
 app.command()(modes)
 app.command()(trl)
+app.command()(learn)
+app.command("all")(all_)
 
 
 @app.callback()

@@ -290,6 +290,7 @@ def _trainer(config: RunConfig, store: WeightStore | None, checkpoints: Path | N
         "store": store,
         "seed": config.seed,
         "checkpoints": None if checkpoints is None else str(checkpoints),
+        "keep_checkpoints": config.keep_checkpoints,
         "temperature": next(iter(config.tasks.values())).temperature,
         "loss": algorithm.loss,
         "epochs": algorithm.epochs,

@@ -32,9 +32,9 @@ def evaluate(
     Example: rollart eval runs/frozenlake-1 --task frozenlake --episodes 500
     """
     folder, checkpoint = find(run)
-    config = config_for(folder, checkpoint, task, episodes)
+    config = config_for(read_config(folder), checkpoint, task, episodes)
     check_real(config)
-    ended = asyncio.run(_play(config))
+    ended = asyncio.run(play(config))
     if json:
         figures = {"checkpoint": str(checkpoint), **msgspec.to_builtins(ended)}
         sys.stdout.write(msgspec.json.encode(figures).decode() + "\n")
@@ -57,9 +57,8 @@ def find(path: Path) -> tuple[Path, Path]:
     raise RequestError(f"{path} is neither the folder of a run nor a checkpoint of one; look below runs/")
 
 
-def config_for(folder: Path, checkpoint: Path, task: str, episodes: int) -> RunConfig:
-    """The run's own config, for no step and one evaluation of one task."""
-    config = read_config(folder)
+def config_for(config: RunConfig, checkpoint: Path, task: str, episodes: int) -> RunConfig:
+    """The config of a run, for no step and one evaluation of one task."""
     if not task and len(config.tasks) > 1:
         raise RequestError(f"--task is missing; the run has {', '.join(config.tasks)}")
     name = task or next(iter(config.tasks))
@@ -74,7 +73,8 @@ def config_for(folder: Path, checkpoint: Path, task: str, episodes: int) -> RunC
     return config.model_copy(update=changes)
 
 
-async def _play(config: RunConfig) -> EvalEnded:
+async def play(config: RunConfig) -> EvalEnded:
+    """The one evaluation of such a config, in this process. Nothing is written."""
     # Imported late: what these pull in, the other commands do without.
     from rollart.backends.stores.memory import MemoryStore
     from rollart.distributed.inline import InlineRuntime

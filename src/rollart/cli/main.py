@@ -44,3 +44,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("rollart: interrupted\n")
         sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -133,6 +133,8 @@ class RunConfig(Strict):
     """Steps between evaluations; 0 = never."""
     checkpoint_every: NotNegative = 0
     """Steps between checkpoints; 0 = never, and a trainer that is lost starts over."""
+    keep_checkpoints: Positive = 2
+    """So many stay; older ones make room for new ones."""
     journal_mb: Annotated[int, Field(ge=16)] = 1024
     """Size at which old events are pruned from the journal of a real run, as far as the last checkpoint; audit and
     report still cover them. Without checkpoints nothing is pruned."""

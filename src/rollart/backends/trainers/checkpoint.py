@@ -117,10 +117,10 @@ class Checkpoints:
         held = sorted(self.held(), reverse=True)
         for version in held:
             try:
-                return _verified(self._folder(version), version)
+                return _verified(self.folder(version), version)
             except _Damaged as damage:
                 self._damaged.add(version)
-                logger.warning("checkpoint %s is damaged and passed over: %s", self._folder(version), damage)
+                logger.warning("checkpoint %s is damaged and passed over: %s", self.folder(version), damage)
         if held:
             # To start afresh in silence would throw a run away over a disk that may only be unreadable today.
             raise RequestError(
@@ -131,7 +131,7 @@ class Checkpoints:
 
     def save(self, version: Version, files: Iterable[tuple[str, bytes]], facts: Mapping[str, Any]) -> None:
         """Make a checkpoint of these files, one at a time in memory; raises `NotSaved`."""
-        folder, draft = self._folder(version), self._draft(version)
+        folder, draft = self.folder(version), self._draft(version)
         try:
             self._admit(version)
             try:
@@ -180,7 +180,7 @@ class Checkpoints:
     def _remove(self, version: Version) -> None:
         """Best effort: what stays behind is a draft, and goes with the next save."""
         with suppress(OSError):
-            self._folder(version).rename(self._draft(version))
+            self.folder(version).rename(self._draft(version))
         shutil.rmtree(self._draft(version), ignore_errors=True)
         self._damaged.discard(version)
 
@@ -194,11 +194,12 @@ class Checkpoints:
         matches = [pattern.fullmatch(entry.name) for entry in self._root.iterdir() if entry.is_dir()]
         return sorted(Version(epoch=int(match[2]), step=int(match[1])) for match in matches if match)
 
-    def _folder(self, version: Version) -> Path:
+    def folder(self, version: Version) -> Path:
+        """Where the checkpoint of a version lies, if it is held."""
         return self._root / f"step-{version.step:08}.epoch-{version.epoch}"
 
     def _draft(self, version: Version) -> Path:
-        return self._root / f".{self._folder(version).name}.tmp"
+        return self._root / f".{self.folder(version).name}.tmp"
 
 
 def _verified(folder: Path, version: Version) -> Checkpoint:

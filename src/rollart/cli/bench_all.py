@@ -1,0 +1,352 @@
+"""`rollart bench all`: every bench, one after the other, and one table of what they gave.
+
+What holds: a figure is shown as it was measured, whether or not it is what was asked for; a bench that could not run,
+or failed, stands in the table with the reason. The results are beside the table, as JSON, so that one bench can be run
+again while the others stay.
+"""
+
+import json as jsonlib
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import typer
+
+from rollart.cli.bench_common import say
+from rollart.cli.sim import check_target
+from rollart.config.suggest import did_you_mean
+from rollart.types.errors import RequestError, RunError
+
+ROLLART = (sys.executable, "-m", "rollart.cli.main")
+REFUSED = 2
+"""The exit code of a bench that cannot run here."""
+OURS = "rollart: "
+"""How a sentence on stderr begins that says why."""
+SIZES = ("1M", "3M", "10M", "50M")
+NO_VLLM = "vLLM is not installed: make venv-vllm"
+TITLE = """# Benchmarks
+
+Written by `rollart bench all`, from what each bench printed; [{json}]({json}) has all of it.
+`rollart bench NAME --help` says what a figure means. A figure that is not what was asked for stands here as it was
+measured. A + at a commit: there were changes on top of it.
+"""
+
+
+class Asked(NamedTuple):
+    """The range that a figure should be in."""
+
+    low: float | None = None
+    high: float | None = None
+
+    def met(self, value: float) -> bool:
+        return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
+
+    def __str__(self) -> str:
+        if self.low == self.high:
+            return f"{self.low:g}"
+        if self.low is None or self.high is None:
+            return f"≤ {self.high:g}" if self.low is None else f"≥ {self.low:g}"
+        return f"{self.low:g} to {self.high:g}"
+
+
+class Figure(NamedTuple):
+    """One row of the table."""
+
+    key: str
+    """Where it is in the bench's JSON, from table to table: `busy.sync_share`."""
+    asked: Asked | None = None
+    absent: str = ""
+    """Why it may be missing; without a reason it must be there."""
+
+
+class BenchOf(NamedTuple):
+    """One bench: how it is called, after `rollart bench`, and what counts. Add a bench here and it is in the table.
+
+    `{folder}` in an argument is the folder of the table, `{trl}` the Python of TRL's environment.
+    """
+
+    arguments: tuple[str, ...]
+    figures: tuple[Figure, ...]
+
+
+YES = Asked(1, 1)
+BENCHES: Mapping[str, BenchOf] = {
+    "control": BenchOf(
+        ("control",),
+        (
+            Figure("us_per_turn", Asked(high=100)),
+            Figure("step_cpu_s", Asked(high=60)),
+            Figure("peak_mb", Asked(high=500)),
+            Figure("growth_exponent", Asked(high=1.1)),
+        ),
+    ),
+    "engine": BenchOf(
+        ("engine",),
+        (
+            *(Figure(f"{size}.vs_generate_b64", Asked(low=2)) for size in SIZES),
+            *(Figure(f"{size}.vs_generate_multiturn", Asked(low=5)) for size in SIZES),
+            *(Figure(f"{size}.limit_share_b64", Asked(low=0.75) if size in ("10M", "50M") else None) for size in SIZES),
+            *(Figure(f"{size}.vs_vllm_b64", Asked(low=2), absent=NO_VLLM) for size in SIZES),
+        ),
+    ),
+    "train": BenchOf(("train",), tuple(Figure(f"{size}.vs_padded") for size in ("1M", "10M", "50M"))),
+    "loop": BenchOf(
+        ("loop",),
+        (
+            Figure("bad.bad_over_share", Asked(low=0.9)),
+            Figure("bad.trained_failures", Asked(0, 0)),
+            Figure("busy.engine_busy.local", Asked(low=0.85)),
+            Figure("busy.sync_share", Asked(high=0.02)),
+            Figure("runtimes.same_assignment", YES),
+            Figure("runtimes.mean_difference_points", Asked(-5, 5)),
+        ),
+    ),
+    "trl": BenchOf(
+        ("trl", "--python", "{trl}"),
+        (
+            Figure("over_environment_factory", Asked(low=5)),
+            Figure("over_rollout_func", Asked(low=3)),
+            Figure("over_environment_factory_latency", Asked(low=20)),
+            Figure("over_rollout_func_latency", Asked(low=4)),
+        ),
+    ),
+    "learn": BenchOf(
+        ("learn", "--picture", "{folder}/learn.svg"),
+        (
+            Figure("points_alpha1.mean"),
+            Figure("points_alpha1.low", Asked(low=-5)),
+            Figure("points_alpha2.mean"),
+            Figure("points_alpha2.low", Asked(low=-5)),
+            Figure("time_ratio_alpha1", Asked(high=0.5)),
+            Figure("time_ratio_alpha2", Asked(high=0.5)),
+        ),
+    ),
+}
+
+
+class Record(msgspec.Struct, kw_only=True, frozen=True):
+    """What a bench gave, when, of which sources and on which machine: `result`, or the reason why there is none."""
+
+    date: str
+    commit: str
+    machine: str
+    seconds: float
+    result: dict[str, Any] | None = None
+    not_run: str = ""
+    failed: str = ""
+
+
+Records = dict[str, Record]
+
+
+def all_(
+    out: Annotated[Path, typer.Option(help="The table; its results go beside it, as JSON.")] = Path("benchmarks.md"),
+    only: Annotated[
+        list[str] | None, typer.Option(help="Run this bench and keep the rest of the table. Repeatable.")
+    ] = None,
+    trl: Annotated[Path, typer.Option(help="The Python of an environment with TRL; without it, this one.")] = Path(
+        sys.executable
+    ),
+) -> None:
+    """Run all benches, one after the other, and write one table of their figures (Markdown). Takes hours.
+
+    Nothing else should run meanwhile. What cannot run here, because a package is missing, is in the table with the
+    reason; so is what failed, and then the command fails too. A figure that misses what was asked for does not.
+
+    Example: rollart bench all --out docs/benchmarks.md --only loop
+    """
+    check_target("--out", out)
+    for name in only or ():
+        if name not in BENCHES:
+            raise RequestError(
+                f"--only: no bench {name!r}{did_you_mean(name, BENCHES)}; there are {', '.join(BENCHES)}"
+            )
+    kept = out.with_suffix(".json")
+    records = read_records(kept) if only else {}
+    commit, machine = commit_of_sources(), this_machine()
+    wanted = [name for name in BENCHES if not only or name in only]
+    for name in wanted:
+        say(f"--- {name}")
+        records[name] = measure(BENCHES[name], commit, machine, folder=out.parent, trl=trl)
+        # After every bench: whoever stops the command has what was measured so far.
+        kept.write_bytes(msgspec.json.format(msgspec.json.encode(records), indent=1) + b"\n")
+        out.write_text(markdown(records, kept.name), encoding="utf-8")
+    failed = [name for name in wanted if records[name].failed]
+    if failed:
+        raise RunError(f"{', '.join(failed)} failed; {out} says why")
+
+
+def read_records(path: Path) -> Records:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Records) if path.is_file() else {}
+    except msgspec.MsgspecError as error:
+        raise RequestError(
+            f"{path} is damaged ({error}); bring it back, or leave --only away to make it anew"
+        ) from None
+
+
+# --- one bench ------------------------------------------------------------------------------------------------------
+
+
+def measure(bench: BenchOf, commit: str, machine: str, **places: Path) -> Record:
+    """Run it in a process of its own."""
+    began, began_s = datetime.now(UTC), time.monotonic()
+    arguments = [argument.format(**places) for argument in bench.arguments]
+    code, out, last = _run([*ROLLART, "bench", *arguments, "--json"])
+    about: dict[str, Any] = {
+        "date": f"{began:%Y-%m-%d}",
+        "commit": commit,
+        "machine": machine,
+        "seconds": round(time.monotonic() - began_s, 1),
+    }
+    if code == REFUSED and last.startswith(OURS):
+        return Record(**about, not_run=last.removeprefix(OURS))
+    if code:
+        return Record(**about, failed=f"exit code {code}: {last.removeprefix(OURS)}")
+    try:
+        result = jsonlib.loads(out)
+        for figure in bench.figures:
+            find(result, figure)
+    except (ValueError, RunError) as error:
+        return Record(**about, failed=f"its output is not what the table needs: {error}")
+    return Record(**about, result=result)
+
+
+def _run(command: Sequence[str]) -> tuple[int, str, str]:
+    """Its exit code, its stdout, and the last line of its stderr, which goes on to ours."""
+    last = ""
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as out:
+        with subprocess.Popen(command, stdout=out, stderr=subprocess.PIPE, text=True, encoding="utf-8") as process:
+            assert process.stderr is not None
+            for line in process.stderr:
+                sys.stderr.write(line)
+                last = line.strip() or last
+        out.seek(0)
+        return process.returncode, out.read(), last
+
+
+def find(result: Mapping[str, Any], figure: Figure) -> Any:
+    """The value of a figure; None if it may be missing and is, or was not reached."""
+    value: Any = result
+    for key in figure.key.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            if figure.absent:
+                return None
+            raise RunError(f"there is no {figure.key}")
+        value = value[key]
+    return value
+
+
+# --- where it was measured ------------------------------------------------------------------------------------------
+
+
+def commit_of_sources() -> str:
+    """The commit that this package is of, with a + if it was changed since; empty where there is no repository."""
+    here = Path(__file__).parents[1]
+    try:
+        commit = _git(here, "rev-parse", "--short", "HEAD")
+        return commit + ("+" if _git(here, "status", "--porcelain", "--", ".") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def _git(folder: Path, *words: str) -> str:
+    command = ["git", "-C", str(folder), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def this_machine() -> str:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    parts = [
+        _processor(),
+        f"{cores} cores",
+        f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
+        f"{platform.system()} {platform.machine()}",
+        f"Python {platform.python_version()}",
+        *_torch(),
+    ]
+    return ", ".join(parts)
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or "unknown processor")
+
+
+def _torch() -> Iterator[str]:
+    try:
+        yield f"torch {metadata.version('torch')}"
+    except metadata.PackageNotFoundError:
+        return
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+def markdown(records: Records, json_name: str) -> str:
+    """All that is known, in the order of `BENCHES`."""
+    known = {name: records[name] for name in BENCHES if name in records}
+    rows = [("bench", "figure", "measured", "asked", "met", "date", "commit", "took"), ("---",) * 8]
+    for name, record in known.items():
+        about = (record.date, record.commit or "unknown", _duration(record.seconds))
+        for number, cells in enumerate(_cells(BENCHES[name], record)):
+            rows.append(("" if number else name, *cells, *(about if not number else ("",) * 3)))
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([TITLE.format(json=json_name), *_machines(known), "", *lines]) + "\n"
+
+
+def _machines(records: Records) -> list[str]:
+    by_machine: dict[str, list[str]] = {}
+    for name, record in records.items():
+        by_machine.setdefault(record.machine, []).append(name)
+    if len(by_machine) == 1:
+        return [f"Measured on: {machine}." for machine in by_machine]
+    return ["Measured on:", *(f"- {', '.join(names)}: {machine}" for machine, names in by_machine.items())]
+
+
+def _cells(bench: BenchOf, record: Record) -> list[tuple[str, str, str, str]]:
+    """Figure, measured, asked, met."""
+    if record.result is None:
+        what = f"failed: {record.failed}" if record.failed else f"not run: {record.not_run}"
+        return [("", what.replace("|", "\\|"), "", "**no**" if record.failed else "")]
+    cells = []
+    for figure in bench.figures:
+        value = find(record.result, figure)
+        met = figure.asked is not None and value is not None and figure.asked.met(value)
+        missing = value is None and figure.absent
+        measured = f"not run: {figure.absent}" if missing else _value(value)
+        verdict = "" if figure.asked is None or missing else ("yes" if met else "**no**")
+        asked = "" if figure.asked is None else ("yes" if figure.asked is YES else str(figure.asked))
+        cells.append((f"`{figure.key}`", measured, asked, verdict))
+    return cells
+
+
+def _value(value: Any) -> str:
+    """
+    >>> [_value(each) for each in (True, None, 0, 0.30123, 76.4321, 261.9)]
+    ['yes', 'not reached', '0', '0.301', '76.4', '262']
+    """
+    if value is None:
+        return "not reached"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def _duration(seconds: float) -> str:
+    """
+    >>> _duration(42.4), _duration(3700)
+    ('42 s', '62 min')
+    """
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
