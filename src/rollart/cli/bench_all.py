@@ -110,6 +110,20 @@ BENCHES: Mapping[str, BenchOf] = {
             Figure("runtimes.mean_difference_points", Asked(-5, 5)),
         ),
     ),
+    "modes": BenchOf(
+        ("modes",),
+        (
+            Figure("rollart_over_sync", Asked(low=2.65)),
+            Figure("rollart_over_sync_plus", Asked(low=2.05)),
+            Figure("rollart_over_one_off"),
+            Figure("rollart_over_areal"),
+            Figure("bound"),
+            Figure("of_bound"),
+            Figure("latency_0.rollart_over_sync"),
+            Figure("latency_0.rollart_over_sync_plus"),
+            Figure("latency_0.bound"),
+        ),
+    ),
     "trl": BenchOf(
         ("trl", "--python", "{trl}"),
         (

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from rollart.backends.trainers.checkpoint import Checkpoints
 from rollart.cli.bench_common import say
-from rollart.cli.bench_loop_run import Events, Tables, trained_batches
+from rollart.cli.bench_runs import Events, Tables, trained_batches
 from rollart.cli.eval import config_for, play
 from rollart.cli.run_folder import JOURNAL
 from rollart.cli.running import CHECKPOINTS, RuntimeKind, carry_out, new_run, require, with_model
