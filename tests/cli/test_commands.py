@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from rollart import __version__
 from rollart.cli.main import main
 from rollart.cli.run_folder import CONFIG_DRAFT, held, write_config
 from rollart.cli.running import _new_folder, _state
@@ -71,8 +72,7 @@ def rollart(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
 
 def in_a_process(*words: str | Path, cwd: Path) -> Done:
-    code = "from rollart.cli.main import main; main()"
-    command = [sys.executable, "-c", code, *map(str, words)]
+    command = [sys.executable, "-m", "rollart", *map(str, words)]
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
     return Done(done.returncode, done.stdout, done.stderr)
 
@@ -95,6 +95,10 @@ def refused(done: Done, *words: str) -> None:
 
 
 # --- sim ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_version_is_one_line(rollart: Command) -> None:
+    assert rollart("--version") == Done(0, f"rollart {__version__}\n", "")
 
 
 def test_sim_prints_one_json_object(tmp_path: Path) -> None:

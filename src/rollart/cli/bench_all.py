@@ -26,7 +26,7 @@ from rollart.cli.sim import check_target
 from rollart.config.suggest import did_you_mean
 from rollart.types.errors import RequestError, RunError
 
-ROLLART = (sys.executable, "-m", "rollart.cli.main")
+ROLLART = (sys.executable, "-m", "rollart")
 REFUSED = 2
 """The exit code of a bench that cannot run here."""
 OURS = "rollart: "

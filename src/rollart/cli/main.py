@@ -1,9 +1,11 @@
 """`rollart`: few commands. Exit codes: 0 done, 1 the run failed, 2 the request was wrong."""
 
 import sys
+from typing import Annotated
 
 import typer
 
+from rollart import __version__
 from rollart.cli.audit import audit
 from rollart.cli.bench import app as bench
 from rollart.cli.doctor import doctor
@@ -16,11 +18,18 @@ from rollart.types.errors import RequestError, RollartError
 
 app = typer.Typer(
     name="rollart",
-    help="Train LLM agents by reinforcement learning on disaggregated hardware, for real or in virtual time.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"rollart {__version__}\n")
+        raise typer.Exit
+
+
 app.command()(sim)
 app.command()(fuzz)
 app.command()(audit)
@@ -29,6 +38,15 @@ app.command()(train)
 app.command("eval")(evaluate)
 app.command()(doctor)
 app.add_typer(bench, name="bench")
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, help="Show the version and exit.", callback=_show_version)
+    ] = False,
+) -> None:
+    """Train LLM agents by reinforcement learning on disaggregated hardware, for real or in virtual time."""
 
 
 def main() -> None:
@@ -44,7 +62,3 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("rollart: interrupted\n")
         sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()
