@@ -51,6 +51,15 @@ def test_it_learns_to_answer(learned):
     assert right > 14
 
 
+def test_it_uses_several_cores_and_leaves_one_thread_to_whoever_comes_next(tmp_path, monkeypatch):
+    """Workers have one thread each; a cold start is alone on the machine."""
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    threads = []
+    many = settings(steps=module.REPORTED_STEPS)
+    cold_start(many, parrot(20), tmp_path / "model", BESIDE, lambda *_: threads.append(torch.get_num_threads()))
+    assert (threads, torch.get_num_threads()) == ([3], 1)
+
+
 def chances(folder, tokens):
     """Of every token, after each of these."""
     with torch.no_grad():
