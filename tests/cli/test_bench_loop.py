@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_work import LAKE, MODEL_CONFIG, RUN
 
 from rollart.cli.bench_common import read_tables
 from rollart.cli.bench_loop import WORK, Part
@@ -206,45 +207,17 @@ def test_the_committed_work_is_what_the_proofs_need() -> None:
     assert not any(config.algorithm.filter_zero_variance for config in configs.values())
 
 
-TINY: dict[str, Any] = {
-    "name": "tiny",
-    "steps": 2,
-    "alpha": 0,
-    "codec": "rollart.backends.environments.codec:LetterCodec",
-    "batch": {"trajectories": 8, "group_size": 4},
-    "pools": {"local": {}},
-}
-LAKE: dict[str, Any] = {
-    "environment": "rollart.tasks.frozenlake:FrozenLake",
-    "environment_settings": {"size": 2},
-    "hold_out": "seed",
-    "environments": 8,
-    "max_turns": 4,
-    "max_turn_tokens": 4,
-    "max_context": 512,
-    "reset_deadline_s": 1.0,
-}
+TINY = RUN | {"steps": 2, "alpha": 0}
+HURRIED = LAKE | {"reset_deadline_s": 1.0}
 SYNC = {"mode": "sync", "eval_every": 2}
 WORK_OF_A_TEST: dict[str, Any] = {
-    "model": {
-        "config": {
-            "model_type": "qwen3",
-            "vocab_size": 64,
-            "hidden_size": 16,
-            "intermediate_size": 32,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 8,
-            "max_position_embeddings": 512,
-        }
-    },
+    "model": {"config": MODEL_CONFIG},
     "bad": {
         "inject": [{"bad_slots": [0], "hang_share": 1.0}, {"bad_slots": [1], "raise_every": 1}],
-        "run": TINY | {"tasks": {"lake": LAKE | {"inject": [{"latency_ms": 1.0}]}}},
+        "run": TINY | {"tasks": {"lake": HURRIED | {"inject": [{"latency_ms": 1.0}]}}},
     },
-    "busy": {"run": TINY | {"steps": 5, "tasks": {"lake": LAKE}}},
-    "runtimes": {"seeds": [0], "run": TINY | SYNC | {"tasks": {"lake": LAKE | {"eval_episodes": 8}}}},
+    "busy": {"run": TINY | {"steps": 5, "tasks": {"lake": HURRIED}}},
+    "runtimes": {"seeds": [0], "run": TINY | SYNC | {"tasks": {"lake": HURRIED | {"eval_episodes": 8}}}},
 }
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_work import LAKE, MODEL_CONFIG, RUN
 
 from rollart.cli.bench_common import read_tables
 from rollart.cli.bench_modes import WITHOUT, WORK
@@ -114,38 +115,9 @@ def test_engine_and_trainer_have_a_core_each(monkeypatch: pytest.MonkeyPatch) ->
 
 
 WORK_OF_A_TEST: dict[str, Any] = {
-    "model": {
-        "config": {
-            "model_type": "qwen3",
-            "vocab_size": 64,
-            "hidden_size": 16,
-            "intermediate_size": 32,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 8,
-            "max_position_embeddings": 512,
-        }
-    },
+    "model": {"config": MODEL_CONFIG},
     "steps": {mode.value: [1, 2, 1] for mode in Mode},
-    "run": {
-        "name": "tiny",
-        "alpha": 1,
-        "codec": "rollart.backends.environments.codec:LetterCodec",
-        "batch": {"trajectories": 8, "group_size": 4},
-        "pools": {"local": {}},
-        "tasks": {
-            "lake": {
-                "environment": "rollart.tasks.frozenlake:FrozenLake",
-                "environment_settings": {"size": 2},
-                "hold_out": "seed",
-                "environments": 8,
-                "max_turns": 4,
-                "max_turn_tokens": 4,
-                "max_context": 512,
-            }
-        },
-    },
+    "run": RUN | {"alpha": 1, "tasks": {"lake": LAKE}},
     "latency": {"latency_ms": 1.0},
 }
 

@@ -5,22 +5,13 @@ import statistics
 import sys
 
 import pytest
+from tiny_work import MODEL_CONFIG
 
 from rollart.cli.bench_train import TrainBench, load_benches
 from rollart.cli.bench_train_run import Packed, Padded, draw, measure
 from rollart.cli.main import main
 
-CONFIG = {
-    "model_type": "qwen3",
-    "vocab_size": 64,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-}
+CONFIG = MODEL_CONFIG | {"max_position_embeddings": 64}
 
 
 def test_both_sides_make_the_same_step() -> None:
