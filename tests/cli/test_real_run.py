@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_work import MODEL_CONFIG
 
 from rollart.algo.advantage import gigpo
 from rollart.backends.stores.memory import MemoryStore
@@ -77,19 +78,7 @@ def run(algorithm: Mapping[str, Any], corridor: Mapping[str, bool], folder: Path
                 }
             },
             "pools": {"local": {}},
-            "model": {
-                "config": {
-                    "model_type": "qwen3",
-                    "vocab_size": 260,
-                    "hidden_size": 16,
-                    "intermediate_size": 32,
-                    "num_hidden_layers": 1,
-                    "num_attention_heads": 2,
-                    "num_key_value_heads": 1,
-                    "head_dim": 8,
-                    "max_position_embeddings": 256,
-                }
-            },
+            "model": {"config": MODEL_CONFIG | {"vocab_size": 260, "max_position_embeddings": 256}},
         },
     )
     check_real(config)
