@@ -1,10 +1,10 @@
 """What runs inside the process of one worker, as a Ray actor.
 
-    give  ──► Drive's mailbox ──► the worker, in a thread of its own
-    poll  ◄── Outbox ◄── joined, events, died
+    controller ──► Line ──► Drive's mailbox ──► the worker, in a thread of its own
+    controller ◄── Line ◄── Voice ◄── joined, events, died
 
-`poll` waits until there is something to say and takes all of it, so what comes while an answer travels goes with the
-next one: an idle worker costs nothing, and a busy one about as many calls as the link can do.
+Ray starts the process, knows when it is gone, and ends it. What is said many times a second has a connection of its own
+(`link`): a call of Ray takes fifty times the processor time of a message.
 """
 
 import faulthandler
@@ -22,14 +22,17 @@ import msgspec
 import ray
 
 from rollart.distributed.driving import Drive
+from rollart.distributed.link import Address, Line
 from rollart.distributed.wire import Died, Message, decode, encode
 from rollart.ports.factory import load
 from rollart.ports.worker import Worker
 from rollart.types.messages import WorkerCommand, WorkerEvent, WorkerInfo
 
 TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
-COMMANDS, EVENTS = "commands", "events"
-"""Concurrency groups of one thread each: `poll` waits without holding up `give`, and each keeps its order."""
+WATCH = "watch"
+"""A concurrency group of one thread: `wait` does not hold up `end`."""
+
+logger = logging.getLogger(__name__)
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -46,6 +49,9 @@ class Order(msgspec.Struct, frozen=True):
     log: str
     cores: tuple[int, ...]
     """The cores to run on; none named: any."""
+    address: Address
+    """Where the controller is called, and the secret by which it knows who calls."""
+    secret: bytes
 
 
 class WorkerProcess:
@@ -60,23 +66,25 @@ class WorkerProcess:
             os.sched_setaffinity(0, order.cores)
         os.chdir(order.folder)
         sys.path.extend(path for path in order.import_path if path not in sys.path)
-        self._outbox = Outbox()
-        self._drive = Drive(order.worker, _builder(order), time.monotonic, self._outbox)
+        self._line = Line(order.address, order.secret)
+        self._voice = Voice(self._line)
+        self._drive = Drive(order.worker, _builder(order), time.monotonic, self._voice)
         self._thread = threading.Thread(target=self._drive.run, name=f"{order.role}:{order.worker}", daemon=True)
         self._thread.start()
+        threading.Thread(target=self._listen, name="commands", daemon=True).start()
 
-    @ray.method(concurrency_group=COMMANDS)  # type: ignore[untyped-decorator]
-    def give(self, blob: bytes) -> None:
-        """Commands for the worker. Nobody waits for the answer, so an error here is told as a death."""
-        try:
-            self._drive.give(cast("list[WorkerCommand]", decode(blob)))
-        except msgspec.MsgspecError as error:
-            self._outbox.died(f"a command did not arrive whole: {error}")
+    def _listen(self) -> None:
+        """An error here is told as a death: nobody waits for an answer."""
+        for blob in self._line.listen():
+            try:
+                self._drive.give(cast("list[WorkerCommand]", decode(blob)))
+            except msgspec.MsgspecError as error:
+                self._voice.died(f"a command did not arrive whole: {error}")
 
-    @ray.method(concurrency_group=EVENTS)  # type: ignore[untyped-decorator]
-    def poll(self) -> bytes:
-        """What the worker says next; waits for it."""
-        return encode(self._outbox.take())
+    @ray.method(concurrency_group=WATCH)  # type: ignore[untyped-decorator]
+    def wait(self) -> None:
+        """Until the worker is over; fails when its process is."""
+        self._thread.join()
 
     def end(self) -> None:
         """Close the worker and wait until it is closed."""
@@ -84,36 +92,36 @@ class WorkerProcess:
         self._thread.join()
 
 
-class Outbox:
-    """What the worker said and nobody has taken yet. A death is the last of it."""
+class Voice:
+    """What the worker says, on its way at once. A death is the last of it."""
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._messages: list[Message] = []
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._speaking = threading.Lock()
         self._over = False
 
     def joined(self, info: WorkerInfo) -> None:
-        self._add([info])
+        self._say([info])
 
     def events(self, events: list[WorkerEvent]) -> None:
-        self._add(events)
+        self._say(events)
 
     def died(self, reason: str) -> None:
-        self._add([Died(reason)], last=True)
+        self._say([Died(reason)], last=True)
 
-    def take(self) -> list[Message]:
-        with self._changed:
-            while not self._messages:
-                self._changed.wait()
-            messages, self._messages = self._messages, []
-            return messages
-
-    def _add(self, messages: Sequence[Message], *, last: bool = False) -> None:
-        with self._changed:
-            if not self._over:
-                self._messages.extend(messages)
-                self._over = last
-                self._changed.notify()
+    def _say(self, messages: Sequence[Message], *, last: bool = False) -> None:
+        blob = encode(messages)
+        with self._speaking:
+            if self._over:
+                return
+            self._over = last
+            try:
+                self._line.say(blob)
+            except OSError:
+                self._over = True
+                if not last:
+                    raise  # nobody is left to work for: the worker ends
+                logger.warning("nobody was there to hear of the death")
 
 
 def _builder(order: Order) -> Callable[[Callable[[], None]], Worker]:

@@ -1,13 +1,14 @@
 """The Ray runtime: every worker is a process of its own.
 
         controller's loop                                      process of one worker (`ray_process`)
-    post ──► outgoing ──(end of this pass of the loop)── give ──► mailbox ──► Worker.post, Worker.advance
-    Listener ◄── a task per worker, always one call ahead ── poll ◄── joined, events, died
+    post ──► outgoing ──(end of this pass of the loop)── link ──► mailbox ──► Worker.post, Worker.advance
+    Listener ◄──────────────────────────────────────── link ◄── joined, events, died
+    a task per worker that watches ◄──────────────────── Ray ◄── the process is gone
 
-What holds: calls of one worker arrive in the order in which they were made, and each at most once; a call that fails
-is the worker's death, whatever happened to it, and the process is then killed. Ray never restarts anything: the control
-plane decides. A stopped worker has `close_timeout_s` to close, then its process is killed, also one that hangs in
-native code.
+What holds: messages of one worker arrive in the order in which they were sent, and each at most once; a connection that
+breaks or a process that is gone is the worker's death, told after all that it said before, and the process is then
+killed. Ray never restarts anything: the control plane decides. A stopped worker has `close_timeout_s` to close, then
+its process is killed, also one that hangs in native code.
 
 Ray itself is started by who composes the run (`ray_local.LocalRay`); several runtimes may use it one after the other.
 """
@@ -16,7 +17,7 @@ import asyncio
 import logging
 import pickle
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,7 +26,8 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
-from rollart.distributed.ray_process import COMMANDS, EVENTS, Order, WorkerProcess
+from rollart.distributed.link import Caller, Exchange
+from rollart.distributed.ray_process import WATCH, Order, WorkerProcess
 from rollart.distributed.wire import Died, Message, decode, encode
 from rollart.ports.runtime import Listener
 from rollart.types.errors import InvariantBroken, RequestError
@@ -35,6 +37,8 @@ from rollart.types.messages import Role, WorkerCommand, WorkerInfo
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 5.0
+LAST_WORDS_S = 1.0
+"""How long what a dead process said may still be on its way, and how long Ray may take to say why it is dead."""
 LOG_TAIL_BYTES = 16384
 UNEXPLAINED = "Worker unexpectedly exits with a connection error"
 """All that Ray says of a process that is suddenly gone; it then lists what may have been."""
@@ -63,6 +67,7 @@ class RayRuntime:
         self._ending: set[asyncio.Task[None]] = set()
         self._names: set[WorkerId] = set()
         self._outgoing: dict[WorkerId, list[WorkerCommand]] = {}
+        self._exchange: Exchange | None = None
         self._closed = False
 
     def listen(self, listener: Listener) -> None:
@@ -80,7 +85,10 @@ class RayRuntime:
         if not ray.is_initialized():  # it would start by itself, or join whatever Ray it finds
             raise RequestError("there is no Ray to start workers in; open a LocalRay first")
         self._loop = asyncio.get_running_loop()
+        if self._exchange is None:
+            self._exchange = Exchange(ray.util.get_node_ip_address())
         log = self._logs / f"{worker}.log"
+        host = _Host(worker, log, self._hear)
         order = Order(
             worker,
             role.value,
@@ -90,11 +98,14 @@ class RayRuntime:
             str(Path.cwd()),
             str(log),
             tuple(self._cores.get(role, ())),
+            self._exchange.address,
+            host.caller.secret,
         )
         self._names.add(worker)
-        actor = _ACTOR.remote(msgspec.msgpack.encode(order))
-        host = self._hosts[worker] = _Host(worker, actor, log)
-        host.listening = self._loop.create_task(self._listen(host), name=f"listen to {worker}")
+        self._hosts[worker] = host
+        self._exchange.expect(host.caller)
+        host.actor = _ACTOR.remote(msgspec.msgpack.encode(order))
+        host.watching = self._loop.create_task(self._watch(host), name=f"watch {worker}")
 
     def post(self, worker: WorkerId, commands: Sequence[WorkerCommand]) -> None:
         if worker not in self._hosts or not commands:
@@ -109,7 +120,7 @@ class RayRuntime:
         if host is None:
             return
         assert self._loop is not None
-        host.listening.cancel()
+        host.watching.cancel()
         ending = self._loop.create_task(self._end(host), name=f"end {worker}")
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
@@ -119,26 +130,39 @@ class RayRuntime:
         for worker in list(self._hosts):
             self.stop(worker)
         await asyncio.gather(*self._ending)
+        if self._exchange is not None:
+            await self._exchange.close()
 
     def _flush(self, worker: WorkerId) -> None:
         commands = self._outgoing.pop(worker)
         host = self._hosts.get(worker)
         if host is not None:
-            host.actor.give.remote(encode(commands))
+            host.caller.say(encode(commands))
 
-    async def _listen(self, host: "_Host") -> None:
-        """Tell what the worker says until it dies. Cancelled by `stop`: then nothing is told any more."""
-        died: Died | None = None
+    def _hear(self, host: "_Host", blob: bytes) -> None:
+        if host.worker not in self._hosts or host.reason.done():
+            return
         try:
-            while died is None:
-                died = self._tell(host, decode(await host.actor.poll.remote()))
-        except RayError as error:
-            died = Died(_cause(error, host.log))
+            died = self._tell(host, decode(blob))
         except msgspec.MsgspecError as error:
             died = Died(f"it gave an event that is not what its type says: {error}")
+        if died is not None:
+            host.reason.set_result(died.reason)
+
+    async def _watch(self, host: "_Host") -> None:
+        """Tell of the worker's death. Cancelled by `stop`: then nothing is told any more."""
+        process: asyncio.Future[None] = asyncio.ensure_future(host.actor.wait.remote())
+        last_words: set[asyncio.Future[Any]] = {host.caller.over, host.reason}
+        try:
+            await asyncio.wait({process, *last_words}, return_when=asyncio.FIRST_COMPLETED)
+            if not host.reason.done() and host.caller.there:
+                await asyncio.wait(last_words, timeout=LAST_WORDS_S, return_when=asyncio.FIRST_COMPLETED)
+            reason = host.reason.result() if host.reason.done() else await _cause_of_end(process, host.log)
+        finally:
+            process.cancel()
         if host.worker in self._hosts:
             self.stop(host.worker)  # first, so that the listener may already spawn a successor
-            self._call("died", host.worker, died.reason)
+            self._call("died", host.worker, reason)
 
     def _tell(self, host: "_Host", messages: list[Message]) -> Died | None:
         """One batch: at most `joined` at its start and a death, which is left to the caller, at its end."""
@@ -173,16 +197,21 @@ class RayRuntime:
         except RayError:
             pass  # gone already
         ray.kill(host.actor)
+        assert self._exchange is not None  # made with the first host
+        self._exchange.forget(host.caller)
 
 
 class _Host:
     """The controller's side of one worker."""
 
-    def __init__(self, worker: WorkerId, actor: ActorHandle, log: Path) -> None:
+    def __init__(self, worker: WorkerId, log: Path, hear: Callable[["_Host", bytes], None]) -> None:
         self.worker = worker
-        self.actor = actor
         self.log = log
-        self.listening: asyncio.Task[None]
+        self.actor: ActorHandle
+        self.caller = Caller(lambda blob: hear(self, blob))
+        self.reason: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Of its death, where it could say it itself."""
+        self.watching: asyncio.Task[None]
 
 
 # No CPUs are reserved: many workers share few cores, and the control plane decides how many there are.
@@ -191,7 +220,7 @@ _ACTOR = ray.remote(
     max_restarts=0,
     max_task_retries=0,
     allow_out_of_order_execution=False,
-    concurrency_groups={COMMANDS: 1, EVENTS: 1},
+    concurrency_groups={WATCH: 1},
 )(WorkerProcess)
 
 
@@ -207,6 +236,18 @@ def _pickled(worker: WorkerId, settings: Mapping[str, Any]) -> dict[str, bytes]:
                 f"process: {error}"
             ) from error
     return pickled
+
+
+async def _cause_of_end(process: asyncio.Future[None], log: Path) -> str:
+    """Of a worker that is gone without a word."""
+    try:
+        async with asyncio.timeout(LAST_WORDS_S):
+            await process
+    except RayError as error:
+        return _cause(error, log)
+    except TimeoutError:
+        pass
+    return f"its connection broke, and its process is still there; see {log}"
 
 
 def _cause(error: RayError, log: Path) -> str:
