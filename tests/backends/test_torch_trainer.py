@@ -7,12 +7,14 @@ import threading
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from packed_parts import samples
 from parts import TINY, V1, V2, V3, Driver, tiny_model
 
 from rollart.backends.models import build_model
 from rollart.backends.stores.memory import MemoryStore
 from rollart.backends.stores.tensors import unpack
+from rollart.backends.trainers.packed_model import PackedModel
 from rollart.backends.trainers.reference import ReferenceTrainer
 from rollart.backends.trainers.torch_trainer import TorchTrainer
 from rollart.config.training import Schedule
@@ -53,6 +55,14 @@ def gradients(driver):
     return kept
 
 
+def levelled(batch, keep=0):
+    """Without advantages, but for the first `keep` samples."""
+    return tuple(
+        sample if number < keep else replace(sample, turns=tuple(replace(turn, advantage=0.0) for turn in sample.turns))
+        for number, sample in enumerate(batch)
+    )
+
+
 def poisoned(value=math.nan):
     good = samples()
     first = good[0]
@@ -71,6 +81,34 @@ def test_a_step_is_that_of_the_reference_trainer(options):
         torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-5 * gradient.abs().max().item())
     for name, tensor in weights(left).items():
         torch.testing.assert_close(weights(right)[name], tensor, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize(("keep", "loss"), [(3, {}), (0, {}), (3, {"kl_weight": 0.1})])
+def test_who_has_no_advantage_is_measured_only(keep, loss, monkeypatch):
+    left, right = trainer(kind=ReferenceTrainer), trainer(loss=loss)
+    going_back = []
+    scores = PackedModel.scores
+
+    def look(self, batch, **options):
+        going_back.append((torch.is_grad_enabled(), {item.trajectory for item in batch.items}))
+        return scores(self, batch, **options)
+
+    train(left), train(right)  # so that there is momentum, which moves weights without any gradient
+    monkeypatch.setattr(PackedModel, "scores", look)
+    batch = levelled(samples(2), keep)
+    found, expected = train(right, 2, batch), train(left, 2, batch)
+    learners = {sample.trajectory for sample in batch[:keep] if not sample.masked}
+    everybody = {sample.trajectory for sample in batch if not sample.masked}
+    if loss or not keep:
+        assert (True, everybody) in going_back
+    else:
+        assert going_back == [(False, everybody - learners), (True, learners)]
+    assert found.metrics["sequences"] == len(everybody)
+    if not loss:
+        for name in ("loss", "grad_norm", "ratio_mean", "mismatch", "tokens"):
+            assert found.metrics[name] == pytest.approx(expected.metrics[name], rel=1e-4, abs=1e-6), name
+        for name, tensor in weights(left).items():
+            torch.testing.assert_close(weights(right)[name], tensor, rtol=0, atol=4e-4)
 
 
 def test_prompts_are_fed_once():

@@ -2,6 +2,7 @@
 
     Train ──► items ──► mini-batches, one optimiser step each, `epochs` times over
     a step ──► micro-batches ≤ token_budget ──► log-probabilities ──► loss, backward ──► clip, AdamW
+               those without any advantage are measured, and need no backward pass
     Publish ──► a copy of the weights ──► thread: buckets, digests, store           meanwhile the next Train may run
 
 What holds, besides what holds of every trainer (`worker`):
@@ -286,18 +287,13 @@ class TorchTrainer(TrainerWorker):
     def _update(self, train: Train, rows: Sequence[Item], share: float) -> _Update:
         """Of one mini-batch."""
         own = self._settings
-        dealt = deal(rows, own.token_budget, own.ranks)
-        batches, hand = dealt.batches, dealt.hands[self._rank]
         self._clear()
-        metrics = Metrics()
-        for batch in hand:
-            loss, measured = self._loss(batch, rows)
-            loss.backward()  # type: ignore[no-untyped-call]
-            metrics = metrics + measured
-        for _ in range(dealt.passes - len(hand)):
-            # In every pass all ranks put the layers together, also those that have nothing left to compute.
-            loss, _nothing = self._loss(shortest(rows), rows)
-            (0.0 * loss).backward()  # type: ignore[no-untyped-call]
+        moving, still = self._moving(rows)
+        # First, because only a backward pass leaves the weights of several ranks cut, each with its gradient.
+        with torch.no_grad():
+            seen, cut_still = self._passes(still, rows)
+        metrics, cut = self._passes(moving, rows)
+        metrics, batches = metrics + seen, cut + cut_still
         if own.ranks > 1:
             metrics = over_ranks(metrics)
         summary = metrics.summary()
@@ -315,6 +311,34 @@ class TorchTrainer(TrainerWorker):
             self._apply(share)
         self._clear()
         return _Update(summary, skipped_for, len(batches), sum(batch.tokens for batch in batches))
+
+    def _moving(self, rows: Sequence[Item]) -> tuple[Sequence[Item], Sequence[Item]]:
+        """Those that the gradient comes from, and those that are only measured: where all of a group got the same
+        reward nobody has an advantage, and nothing to go back for."""
+        loss = self._settings.loss
+        if self._critic is not None or loss.kl_weight or loss.entropy_weight:
+            return rows, ()
+        moving = [row for row in rows if row.advantages.any()]
+        if not moving:
+            return rows, ()  # a step without gradients is no step: moments would not decay
+        return moving, [row for row in rows if not row.advantages.any()]
+
+    def _passes(self, part: Sequence[Item], rows: Sequence[Item]) -> tuple[Metrics, list[MicroBatch]]:
+        """A part of the mini-batch `rows`, forward and, where gradients are wanted, backward; gives how it was cut."""
+        own = self._settings
+        dealt = deal(part, own.token_budget, own.ranks)
+        metrics = Metrics()
+        for batch in dealt.hands[self._rank]:
+            loss, measured = self._loss(batch, rows)
+            if loss.requires_grad:
+                loss.backward()  # type: ignore[no-untyped-call]
+            metrics = metrics + measured
+        for _ in range(dealt.passes - len(dealt.hands[self._rank])):
+            # In every pass all ranks put the layers together, also those that have nothing left to compute.
+            loss, _nothing = self._loss(shortest(rows), rows)
+            if loss.requires_grad:
+                (0.0 * loss).backward()  # type: ignore[no-untyped-call]
+        return metrics, dealt.batches
 
     def _clear(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
