@@ -148,6 +148,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """The others, by slice, unsorted."""
         self._slices: list[int] = []
         """A heap of the keys of `_later`."""
+        self._set = 0
+        """Timers that are set, cancelled ones too."""
         self._cancelled = 0
         self._selector = _NoSelector()
 
@@ -178,6 +180,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _queue(self, when: float, timer: "asyncio.TimerHandle | Alarm") -> None:
         number = int(when * _PER_SECOND)
+        self._set += 1
         if number <= self._slice:
             self._timers.insert(when, timer)
             return
@@ -194,6 +197,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             while timers.handles and timers.handles[-1]._cancelled:
                 timers.times.pop()
                 timers.handles.pop()
+                self._set -= 1
                 self._cancelled -= 1
             if timers.handles:
                 return -timers.times[-1]
@@ -238,6 +242,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _ring(self, now: float) -> None:
         """Make ready what is due; no slice but the first has any of it."""
         times, handles = self._timers.times, self._timers.handles
+        before = len(handles)
         while handles and -times[-1] <= now:
             times.pop()
             handle = handles.pop()
@@ -247,18 +252,16 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 if type(handle) is asyncio.TimerHandle:
                     handle._scheduled = False  # type: ignore[attr-defined]
                 self._ready.append(handle)
-        if self._cancelled > _MANY and 2 * self._cancelled > self._set():
+        self._set -= before - len(handles)
+        if self._cancelled > _MANY and 2 * self._cancelled > self._set:
             self._drop_cancelled()
-
-    def _set(self) -> int:
-        """Timers that are set, cancelled ones too."""
-        return len(self._timers.handles) + sum(len(later.handles) for later in self._later.values())
 
     def _drop_cancelled(self) -> None:
         self._timers = self._timers.without_cancelled()
         kept = {number: timers.without_cancelled() for number, timers in self._later.items()}
         self._later = {number: timers for number, timers in kept.items() if timers.handles}
         self._slices = sorted(self._later)
+        self._set = sum(len(timers.handles) for timers in (self._timers, *self._later.values()))
         self._cancelled = 0
 
     def _check_open(self) -> None:
