@@ -4,7 +4,7 @@
     controller ◄── Line ◄── Voice ◄── joined, events, died
 
 Ray starts the process, knows when it is gone, and ends it. What is said many times a second has a connection of its own
-(`link`): a call of Ray takes fifty times the processor time of a message.
+(`link`): a call of Ray takes several times the processor time.
 """
 
 import faulthandler
