@@ -2,8 +2,10 @@
 
 import ctypes
 import os
+import socket
 import subprocess
 import time
+from contextlib import suppress
 
 from rollart.ports.worker import Advance
 from rollart.types.ids import PromptId, TrajectoryId
@@ -18,6 +20,8 @@ class Odd:
     echo    nothing: the artifact comes back
     facts   the artifact is what it knows of its process
     child   starts a process that would stay for ever; the artifact is its pid
+    fork    leaves a copy of its process behind, with all that is open; the artifact is both pids
+    cut     closes its connections and lives on
     crash   reads from address 0
     freeze  hangs in native code, in `post`, without letting go of the interpreter
     wrong   gives an event that is no message
@@ -51,6 +55,15 @@ class Odd:
                 artifact = repr((os.getpid(), cores, token, threads, os.getcwd())).encode()
             case "child":
                 artifact = str(subprocess.Popen(["sleep", "600"]).pid).encode()
+            case "fork":
+                child = os.fork()
+                if not child:
+                    time.sleep(600)
+                artifact = repr((os.getpid(), child)).encode()
+            case "cut":
+                for number in range(3, 1000):
+                    with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+                        connection.shutdown(socket.SHUT_RDWR)
             case "crash":
                 ctypes.string_at(0)
             case "raise":

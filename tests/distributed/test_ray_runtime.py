@@ -108,6 +108,32 @@ def test_a_killed_process_is_a_death_and_takes_no_other_with_it(with_runtime, ca
     assert capfd.readouterr().out == ""
 
 
+def test_a_killed_process_is_a_death_though_its_connection_stays_open(with_runtime):
+    async def test(runtime, ears):
+        spawn(runtime, "forked")
+        runtime.post("forked", [score("fork")])
+        pid, child = ast.literal_eval((await ears.answer("forked")).decode())
+        os.kill(pid, signal.SIGKILL)
+        try:
+            await ears.until(lambda: "forked" in ears.deaths)  # what Ray says of it varies
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+    with_runtime(test)
+
+
+def test_a_connection_that_breaks_is_a_death(with_runtime):
+    async def test(runtime, ears):
+        spawn(runtime, "cut")
+        runtime.post("cut", [score("facts")])
+        pid = ast.literal_eval((await ears.answer("cut")).decode())[0]
+        runtime.post("cut", [score("cut")])
+        await ears.until(lambda: "cut" in ears.deaths)
+        wait_until(lambda: not runs(pid))
+
+    with_runtime(test)
+
+
 def test_an_error_is_told_in_a_line_and_logged_in_full(with_runtime, tmp_path):
     async def test(runtime, ears):
         spawn(runtime, "reward/a/0.0", fail="in the factory")
