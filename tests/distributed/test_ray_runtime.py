@@ -108,14 +108,17 @@ def test_a_killed_process_is_a_death_and_takes_no_other_with_it(with_runtime, ca
     assert capfd.readouterr().out == ""
 
 
-def test_a_killed_process_is_a_death_though_its_connection_stays_open(with_runtime):
+def test_a_killed_process_is_a_death_though_a_copy_of_it_lives_on(with_runtime):
     async def test(runtime, ears):
         spawn(runtime, "forked")
         runtime.post("forked", [score("fork")])
         pid, child = ast.literal_eval((await ears.answer("forked")).decode())
         os.kill(pid, signal.SIGKILL)
+        start = time.monotonic()
         try:
-            await ears.until(lambda: "forked" in ears.deaths)  # what Ray says of it varies
+            # Its copy has everything open that Ray has, which then takes its time to notice.
+            await ears.until(lambda: "forked" in ears.deaths)
+            assert time.monotonic() - start < 4
         finally:
             os.kill(child, signal.SIGKILL)
 

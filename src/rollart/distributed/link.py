@@ -10,6 +10,7 @@ over; nothing is heard after `over`; whoever does not know the secret of a worke
 
 import asyncio
 import logging
+import os
 import secrets
 import socket
 from collections.abc import Callable, Iterator
@@ -67,6 +68,8 @@ class Line:
         self._socket = socket.create_connection(address, timeout=INTRODUCTION_S)
         self._socket.settimeout(None)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A copy of this process must not keep the connection open when the process itself is gone.
+        os.register_at_fork(after_in_child=self._socket.close)
         self._socket.sendall(secret)
 
     def say(self, blob: bytes) -> None:

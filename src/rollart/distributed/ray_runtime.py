@@ -247,7 +247,7 @@ async def _cause_of_end(process: asyncio.Future[None], log: Path) -> str:
         return _cause(error, log)
     except TimeoutError:
         pass
-    return f"its connection broke, and its process is still there; see {log}"
+    return _with_last_words("its connection broke", log)
 
 
 def _cause(error: RayError, log: Path) -> str:
@@ -257,6 +257,10 @@ def _cause(error: RayError, log: Path) -> str:
     reason = str(error).strip().splitlines()[-1]
     if UNEXPLAINED in reason:
         reason = "its process ended without a word: killed, by hand or for lack of memory, or by a crash in native code"
+    return _with_last_words(reason, log)
+
+
+def _with_last_words(reason: str, log: Path) -> str:
     said = _last_words(log)
     return f"{reason}; {log}: {said}" if said else reason
 
