@@ -17,9 +17,9 @@ from rollart.ports.weights import WeightStore
 from rollart.ports.worker import Advance
 from rollart.sim.batching import NO_TOKENS, Batch, Request
 from rollart.sim.draws import mix, uniform
-from rollart.sim.hardware import Roofline
+from rollart.sim.hardware import Roofline, shared_roofline
 from rollart.sim.kvcache import KvCache
-from rollart.sim.workload import Workload
+from rollart.sim.workload import shared_workloads
 from rollart.types.errors import InvariantBroken, WeightError
 from rollart.types.ids import RequestId
 from rollart.types.messages import (
@@ -88,9 +88,9 @@ class SimEngine:
     )
 
     def __init__(self, settings: Mapping[str, Any], _wake: Callable[[], None]) -> None:
-        roofline = Roofline(settings["hardware"], settings["model"], settings["ranks"])
+        roofline = shared_roofline(settings["hardware"], settings["model"], settings["ranks"])
         seed: int = settings["seed"]
-        self._workloads = {task: Workload(task, profile, seed) for task, profile in settings["tasks"].items()}
+        self._workloads = shared_workloads(settings["tasks"], seed)
         self._cache = KvCache(roofline.kv_capacity_tokens)
         self._batch = Batch(roofline)
         self._slots: int = settings["slots"]

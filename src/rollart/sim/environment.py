@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollart.ports.worker import Advance
-from rollart.sim.workload import Episode, Workload
+from rollart.sim.workload import Episode, Workload, shared_workload
 from rollart.types.errors import InvariantBroken
 from rollart.types.ids import TrajectoryId
 from rollart.types.messages import (
@@ -80,7 +80,7 @@ class SimEnvironments:
     def __init__(self, settings: Mapping[str, Any], _wake: Callable[[], None]) -> None:
         self._task: str = settings["task"]
         self._slots: int = settings["slots"]
-        self._workload = Workload(self._task, settings["profile"], settings["seed"])
+        self._workload = shared_workload(self._task, settings["profile"], settings["seed"])
         self._episodes: dict[TrajectoryId, _Open] = {}
         self._in_slot: dict[int, _Open] = {}
         self._due: list[_Open] = []

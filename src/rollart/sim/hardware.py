@@ -13,6 +13,8 @@ Training is a lower bound: it leaves out attention, activation recompute, paddin
 out at a quarter or less of the one training time that the paper gives (a test holds the figures).
 """
 
+from functools import lru_cache
+
 from pydantic import Field
 
 from rollart.config.base import Strict
@@ -152,3 +154,9 @@ class Roofline:
     def transfer_s(nbytes: int, gb_s: float) -> float:
         """`nbytes` over a link of `gb_s` GB/s."""
         return nbytes / (gb_s * 1e9)
+
+
+@lru_cache(maxsize=64)
+def shared_roofline(hardware: Hardware, model: ModelProfile, ranks: int) -> Roofline:
+    """One for all replicas of a kind: a thousand copies of it would not stay in the processor's cache."""
+    return Roofline(hardware, model, ranks)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollart.ports.worker import Advance
-from rollart.sim.workload import Workload
+from rollart.sim.workload import shared_workloads
 from rollart.types.errors import InvariantBroken
 from rollart.types.messages import RewardInfo, Score, Scored, ScoreFailed, WorkerCommand, WorkerEvent
 
@@ -32,7 +32,7 @@ class SimReward:
         self._cold_start_s: float = settings.get("cold_start_s", 0.0)
         self._idle_s: float = settings.get("idle_s", 60.0)
         seed: int = settings["seed"]
-        self._workloads = {task: Workload(task, profile, seed) for task, profile in settings["tasks"].items()}
+        self._workloads = shared_workloads(settings["tasks"], seed)
         self._commands: list[WorkerCommand] = []
         self._open: set[str] = set()
         self._queue: deque[Score] = deque()

@@ -5,6 +5,9 @@ however a run is scheduled, member m of prompt p has the same number of turns wi
 failures. A member that is replaced gets a new number, so trying again helps.
 """
 
+from collections.abc import Mapping
+from functools import lru_cache
+
 from pydantic import Field
 
 from rollart.config.base import Strict
@@ -60,6 +63,22 @@ class Workload:
     def reward_s(self, prompt_seed: int, turns: int) -> float:
         """A reward call knows no member; the number of turns stands in for it."""
         return self._draw_reward_s(mix(self._rewards, prompt_seed), turns)
+
+
+@lru_cache(maxsize=64)
+def shared_workload(task: str, profile: TaskProfile, seed: int) -> Workload:
+    """One for all workers that simulate this task: a thousand copies of it would not stay in the processor's cache."""
+    return Workload(task, profile, seed)
+
+
+def shared_workloads(profiles: Mapping[str, TaskProfile], seed: int) -> Mapping[str, Workload]:
+    """By task; one table for all workers."""
+    return _table(tuple(profiles.items()), seed)
+
+
+@lru_cache(maxsize=64)
+def _table(profiles: tuple[tuple[str, TaskProfile], ...], seed: int) -> Mapping[str, Workload]:
+    return {task: shared_workload(task, profile, seed) for task, profile in profiles}
 
 
 class Episode:
