@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rollart.cli.bench import HEADLINE, SIZES, growth_exponent, measure, summarise
+from rollart.cli.bench import HEADLINE, REPEATS, SIZES, _median, growth_exponent, measure, summarise
 from rollart.cli.main import main
 from rollart.cli.pages import TUNABLES, large_pages
 
@@ -79,3 +79,10 @@ def test_large_pages_are_asked_for_unless_the_user_chose(monkeypatch: pytest.Mon
     for libc in (("", ""), ("musl", "1.2"), ("glibc", "2.31")):
         monkeypatch.setattr("platform.libc_ver", lambda libc=libc: libc)
         assert large_pages({}) == {}
+
+
+def test_of_repeated_runs_the_one_in_the_middle_counts() -> None:
+    runs = [{"cpu_s": seconds, "name": name} for seconds, name in ((3.0, "slow"), (1.0, "quick"), (2.0, "middle"))]
+    assert _median(runs)["name"] == "middle"
+    assert all(count % 2 for count in REPEATS.values())
+    assert REPEATS.keys() <= set(SIZES)
