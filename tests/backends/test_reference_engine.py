@@ -109,7 +109,8 @@ def test_sampling_follows_the_softmax():
     driver = served()
     count = 300
     driver.send(*[add(n, session=n, max_tokens=1, seed=n) for n in range(1, count + 1)])
-    first = [int(done.generated.tokens.ids()[0]) for done in driver.rest()]
+    # On a slow machine there is a `Progress` between them.
+    first = [int(done.generated.tokens.ids()[0]) for done in driver.rest() if isinstance(done, TurnDone)]
     with torch.no_grad():
         logits = tiny_model(1)(torch.tensor(PROMPT.ids()).long()[None]).logits[0, -1]
     likely = torch.softmax(logits, -1).topk(5)
