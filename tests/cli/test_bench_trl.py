@@ -247,9 +247,9 @@ def test_the_journal_tells_what_was_trained_after_the_warm_up():
             j.BatchClaimed(0.0, step, step, version, version, (step,), (step,), (0,), (0,)),
             j.StepTrained(10.0 + 2 * step, step, version, 0.0, {}),
         ]
-    result = played_here(events, 1, Injection(hang_share=0.5))
-    assert result == Played(trajectories=2, seconds=4.0, turns=2.5, tokens=15.0, hung=1.0)
-    assert played_here(events, 1, NO_TROUBLE).hung == 0.0
+    result = played_here(events, 1, Injection(hang_share=0.5), {"engine": 1.5})
+    assert result == Played(trajectories=2, seconds=4.0, turns=2.5, tokens=15.0, hung=1.0, cpu_ms={"engine": 1.5})
+    assert played_here(events, 1, NO_TROUBLE, {}).hung == 0.0
 
 
 def test_rollart_plays_and_trains(model, tmp_path):
@@ -260,17 +260,26 @@ def test_rollart_plays_and_trains(model, tmp_path):
     assert result.seconds > 0
     assert 1 <= result.turns <= 3
     assert 0 < result.hung <= 1
+    assert result.cpu_ms.keys() == {"controller", "engine", "environment", "reward", "trainer"}
+    assert all(spent > 0 for spent in result.cpu_ms.values())
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
+def a_side(trajectories, seconds):
+    return Played(
+        trajectories=trajectories, seconds=seconds, turns=5, tokens=11, hung=0, cpu_ms={"trainer": 8.0, "engine": 7.0}
+    )
+
+
 def test_a_ratio_is_of_trajectories_per_second():
-    sides = {side: Played(trajectories=64, seconds=8.0, turns=5, tokens=11, hung=0) for side in load_work().steps}
-    sides["rollart"] = Played(trajectories=128, seconds=2.0, turns=5, tokens=11, hung=0)
+    sides = {side: a_side(trajectories=64, seconds=8.0) for side in load_work().steps}
+    sides["rollart"] = a_side(trajectories=128, seconds=2.0)
     result = compared(sides)
     assert set(ratios()) == KEYS
-    assert set(result) == {*KEYS, "sides"}
+    assert set(result) == {*KEYS, "sides", "cpu_ms"}
+    assert result["cpu_ms"]["rollart"] == {"trainer": 8.0, "engine": 7.0}
     assert result["over_environment_factory"] == result["over_rollout_func"] == 8.0
     assert result["over_rollout_func_latency"] == 1.0
     assert result["sides"]["rollart"]["trajectories_per_s"] == 64.0
@@ -302,11 +311,11 @@ def test_all_sides_are_measured_and_json_is_all_there_is_on_stdout(tmp_path, mon
 
     def here(tables, steps, folder):
         asked.append((folder.name, tables["alpha"], tables["model"], steps))
-        return Played(trajectories=10, seconds=1.0, turns=5, tokens=11, hung=0)
+        return a_side(trajectories=10, seconds=1.0)
 
     def there(_, order):
         asked.append((order.way, bool(order.inject), order.model, Steps(order.warm_up, order.steps - order.warm_up)))
-        return Played(trajectories=10, seconds=4.0, turns=5, tokens=11, hung=0)
+        return a_side(trajectories=10, seconds=4.0)
 
     monkeypatch.setattr(bench_trl_run, "train_here", here)
     monkeypatch.setattr(bench_trl_run, "train_there", there)
@@ -320,9 +329,10 @@ def test_all_sides_are_measured_and_json_is_all_there_is_on_stdout(tmp_path, mon
         assert not ended.value.code
         out = capsys.readouterr().out
         if options:
-            assert {key: value for key, value in json.loads(out).items() if key != "sides"} == dict.fromkeys(KEYS, 4.0)
+            assert {key: value for key, value in json.loads(out).items() if key in KEYS} == dict.fromkeys(KEYS, 4.0)
         else:
             assert "over_rollout_func_latency: 4.0" in out
+            assert "rollout_func: 15.0 ms of CPU per trajectory (trainer 8.0, engine 7.0)" in out
         steps = load_work().steps
         assert asked == [
             ("rollart", 1, model, steps["rollart"]),

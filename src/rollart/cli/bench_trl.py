@@ -83,6 +83,8 @@ class Played(msgspec.Struct, kw_only=True, frozen=True):
     """Sampled ones."""
     hung: float
     """The share in which a reset or a step hung."""
+    cpu_ms: dict[str, float]
+    """Of the processors per trained trajectory, by what the processes are."""
 
     def figures(self) -> dict[str, float]:
         rest = {name: getattr(self, name) for name in ("turns", "tokens", "hung", "trajectories", "seconds")}
@@ -106,6 +108,8 @@ def trl(
     TRL rolls out and trains in turn. rollart does both at once, on trajectories that are some updates old: in mode
     rollart with alpha 1, and with latency in mode areal with alpha 4. That is part of the difference.
 
+    cpu_ms: what a trained trajectory costs of the processors, by process; on our side with the warm-up.
+
     Example: rollart bench trl --json
     """
     from rollart.cli.bench_trl_run import measure  # here: Gymnasium and the parts of a real run
@@ -117,6 +121,9 @@ def trl(
     show_figures(result["sides"])
     for name in ratios():
         sys.stdout.write(f"{name}: {result[name]:.1f}\n")
+    for side, spent in result["cpu_ms"].items():
+        told = ", ".join(f"{role} {ms:.1f}" for role, ms in spent.items())
+        sys.stdout.write(f"{side}: {sum(spent.values()):.1f} ms of CPU per trajectory ({told})\n")
 
 
 def load_work() -> Work:

@@ -18,7 +18,7 @@ from rollart.cli.api import merged
 from rollart.cli.bench_trl import LATENCY, WAYS, Order, Played, Steps, Way, Work, ratios
 from rollart.cli.compose import prompts_of
 from rollart.cli.run_folder import JOURNAL
-from rollart.cli.running import RuntimeKind, carry_out, new_run, require, with_model
+from rollart.cli.running import CPU, RuntimeKind, carry_out, new_run, require, with_model
 from rollart.config.injection import Injection
 from rollart.config.load import check
 from rollart.config.schema import RunConfig
@@ -55,7 +55,9 @@ def measure(work: Work, python: Path, say: Callable[[str], None]) -> dict[str, A
 def compared(sides: dict[str, Played]) -> dict[str, Any]:
     figures = {side: played.figures() for side, played in sides.items()}
     rate = {side: of["trajectories_per_s"] for side, of in figures.items()}
-    return {name: rate[ours] / rate[theirs] for name, (ours, theirs) in ratios().items()} | {"sides": figures}
+    cpu_ms = {side: played.cpu_ms for side, played in sides.items()}
+    over = {name: rate[ours] / rate[theirs] for name, (ours, theirs) in ratios().items()}
+    return over | {"sides": figures, "cpu_ms": cpu_ms}
 
 
 def _told(played: Played) -> str:
@@ -72,7 +74,10 @@ def train_here(tables: dict[str, Any], steps: Steps, folder: Path) -> Played:
     """The run in workers of their own, and what its journal says of the steps that count."""
     plan = new_run(tables | {"steps": steps.warm_up + steps.counted})
     carry_out(plan, RuntimeKind.RAY, folder)
-    return played_here(read_journal(folder / JOURNAL), steps.warm_up, injection_of(plan.config))
+    spent_s = msgspec.json.decode((folder / CPU).read_bytes(), type=dict[str, float])
+    trained = plan.config.steps * plan.config.batch.trajectories
+    cpu_ms = {role: 1e3 * seconds / trained for role, seconds in spent_s.items()}
+    return played_here(read_journal(folder / JOURNAL), steps.warm_up, injection_of(plan.config), cpu_ms)
 
 
 def injection_of(config: RunConfig) -> Injection:
@@ -81,7 +86,9 @@ def injection_of(config: RunConfig) -> Injection:
     return injection
 
 
-def played_here(events: Iterable[j.JournalEvent], warm_up: int, injection: Injection) -> Played:
+def played_here(
+    events: Iterable[j.JournalEvent], warm_up: int, injection: Injection, cpu_ms: dict[str, float]
+) -> Played:
     """From the journal of a run; of trajectories that were trained after the warm-up."""
     ended_at: list[float] = []
     trained: list[ClaimId] = []
@@ -118,6 +125,7 @@ def played_here(events: Iterable[j.JournalEvent], warm_up: int, injection: Injec
         turns=sum(ends[each].turns for each in counted) / len(counted),
         tokens=sum(ends[each].sampled for each in counted) / len(counted),
         hung=sum(map(hung, counted)) / len(counted),
+        cpu_ms=cpu_ms,
     )
 
 

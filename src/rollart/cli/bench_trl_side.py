@@ -62,6 +62,8 @@ class Notes(TrainerCallback):  # type: ignore[misc]  # transformers has no types
 
     def __init__(self) -> None:
         self.ended_at: list[float] = []
+        self.cpu_s: list[float] = []
+        """Up to the ends of the steps."""
         self.turns: list[list[int]] = []
         self.hung: list[list[bool]] = []
         self.tokens: list[float] = []
@@ -74,6 +76,7 @@ class Notes(TrainerCallback):  # type: ignore[misc]  # transformers has no types
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - as it is called
         self.ended_at.append(time.perf_counter())
+        self.cpu_s.append(time.process_time())
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:  # noqa: ARG002
         if "completions/mean_length" in logs:
@@ -89,6 +92,7 @@ class Notes(TrainerCallback):  # type: ignore[misc]  # transformers has no types
             turns=sum(turns) / len(turns),
             tokens=sum(tokens) / len(tokens),
             hung=sum(hung) / len(hung),
+            cpu_ms={"trl": 1e3 * (self.cpu_s[-1] - self.cpu_s[warm_up - 1]) / len(turns)},
         )
 
 

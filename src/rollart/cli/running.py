@@ -40,10 +40,13 @@ from rollart.ports.runtime import Runtime
 from rollart.ports.sink import EventSink
 from rollart.ports.weights import WeightStore
 from rollart.types.errors import ConfigError, Interrupted, InvariantBroken, RequestError, RunError
+from rollart.types.ids import WorkerId
 from rollart.types.messages import Role
 from rollart.types.snapshot import RunState
 
 LOGS = "logs"
+CPU = "cpu.json"
+"""CPU seconds by role, of the last start of a run that came to its end."""
 CHECKPOINTS = "checkpoints"
 MODEL = "model"
 
@@ -230,7 +233,21 @@ def _hosts(
         from rollart.distributed.ray_runtime import RayRuntime
 
         with process_store(config, folder) as store, LocalRay():
-            yield RayRuntime(folder / LOGS, cores=cores), store
+            runtime = RayRuntime(folder / LOGS, cores=cores)
+            before_s = time.process_time()
+            yield runtime, store
+            _leave_cpu(folder, time.process_time() - before_s, runtime.cpu_s)
+
+
+def _leave_cpu(folder: Path, controller_s: float, workers_s: Mapping[WorkerId, float]) -> None:
+    """Where the processor time of a run went that came to its end, by what the processes are."""
+    roles = {"controller": controller_s}
+    for worker, spent_s in workers_s.items():
+        role = worker.partition("/")[0]
+        roles[role] = roles.get(role, 0.0) + spent_s
+    (folder / CPU).write_bytes(msgspec.json.encode(roles) + b"\n")
+    said = sorted(roles.items(), key=lambda each: -each[1])
+    say("CPU: " + ", ".join(f"{role} {spent_s:.1f} s" for role, spent_s in said))
 
 
 async def _run(config: RunConfig, folder: Path, state: RunState | None, runtime: Runtime, store: WeightStore) -> None:

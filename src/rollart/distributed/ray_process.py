@@ -68,7 +68,8 @@ class WorkerProcess:
         sys.path.extend(path for path in order.import_path if path not in sys.path)
         self._line = Line(order.address, order.secret)
         self._voice = Voice(self._line)
-        self._drive = Drive(order.worker, _builder(order), time.monotonic, self._voice)
+        self._starting_s = 0.0
+        self._drive = Drive(order.worker, self._build(order), time.monotonic, self._voice)
         self._thread = threading.Thread(target=self._drive.run, name=f"{order.role}:{order.worker}", daemon=True)
         self._thread.start()
         threading.Thread(target=self._listen, name="commands", daemon=True).start()
@@ -86,10 +87,21 @@ class WorkerProcess:
         """Until the worker is over; fails when its process is."""
         self._thread.join()
 
-    def end(self) -> None:
-        """Close the worker and wait until it is closed."""
+    def end(self) -> float:
+        """Close the worker and wait until it is closed; gives the CPU seconds that this process took for its work."""
         self._drive.end()
         self._thread.join()
+        return time.process_time() - self._starting_s
+
+    def _build(self, order: Order) -> Callable[[Callable[[], None]], Worker]:
+        def build(wake: Callable[[], None]) -> Worker:
+            factory = load(order.factory)
+            settings = {key: pickle.loads(value) for key, value in order.settings.items()}
+            worker = cast("Worker", factory(settings, wake))
+            self._starting_s = time.process_time()
+            return worker
+
+        return build
 
 
 class Voice:
@@ -122,15 +134,6 @@ class Voice:
                 if not last:
                     raise  # nobody is left to work for: the worker ends
                 logger.warning("nobody was there to hear of the death")
-
-
-def _builder(order: Order) -> Callable[[Callable[[], None]], Worker]:
-    def build(wake: Callable[[], None]) -> Worker:
-        factory = load(order.factory)
-        settings = {key: pickle.loads(value) for key, value in order.settings.items()}
-        return cast("Worker", factory(settings, wake))
-
-    return build
 
 
 def _write_to(log: Path) -> None:

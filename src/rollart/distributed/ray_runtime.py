@@ -68,6 +68,8 @@ class RayRuntime:
         self._names: set[WorkerId] = set()
         self._outgoing: dict[WorkerId, list[WorkerCommand]] = {}
         self._exchange: Exchange | None = None
+        self.cpu_s: dict[WorkerId, float] = {}
+        """What the processes of stopped workers took once they were built; of those that closed in time."""
         self._closed = False
 
     def listen(self, listener: Listener) -> None:
@@ -186,7 +188,7 @@ class RayRuntime:
     async def _end(self, host: "_Host") -> None:
         try:
             async with asyncio.timeout(self._close_timeout_s):
-                await host.actor.end.remote()
+                self.cpu_s[host.worker] = await host.actor.end.remote()
         except TimeoutError:
             logger.warning(
                 "worker %s did not close within %g s and is killed; see %s",
