@@ -9,6 +9,7 @@ products of another height; only the rows that are asked for go through the outp
 """
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,9 @@ MIN_GROUP_ROWS = 4
 """Batched products of fewer rows are slower than those of four with zeros in them."""
 LENGTH_GRAIN = 16
 """A run is attended to up to a multiple of this many positions."""
+SMALL_MASK = 8192
+"""Masks of so many numbers, which is what the next turn of an agent has, are kept for others of their size."""
+SMALL_MASKS = 512
 MAX_SCORES = 1 << 22
 """Attention scores that are in memory at once; longer chunks are attended to in parts."""
 
@@ -75,6 +79,7 @@ class Decoder:
         self._scale = shape.head_dim**-0.5
         self._hidden_floor = torch.full((1,), (shape.hidden * shape.norm_eps) ** 0.5, device=device)
         self._head_floor = torch.full((1,), (shape.head_dim * shape.norm_eps) ** 0.5, device=device)
+        self._small_mask = lru_cache(SMALL_MASKS)(self._causal_mask)
 
     @torch.inference_mode()
     def forward(self, weights: ModelWeights, kv: KvArena, plan: StepPlan) -> torch.Tensor:
@@ -187,7 +192,7 @@ class Decoder:
                 queries=queries[rows, :, : shape.group].permute(1, 2, 0, 3),
                 keys=keys,
                 values=values,
-                mask=self._causal_mask(size, length).repeat(shape.group, 1),
+                mask=self._mask(size, length),
                 attended=attended[rows].view(size, shape.kv_heads, shape.group, shape.head_dim).permute(1, 2, 0, 3),
             )
 
@@ -198,13 +203,17 @@ class Decoder:
         out = torch.bmm(self._softmax(scores), views.values[layer])
         views.attended.copy_(out.view(views.attended.shape))
 
+    def _mask(self, size: int, length: int) -> torch.Tensor:
+        small = self.shape.group * size * length <= SMALL_MASK
+        return self._small_mask(size, length) if small else self._causal_mask(size, length)
+
     def _causal_mask(self, size: int, length: int) -> torch.Tensor:
-        """For the last `size` of `length` positions: -inf at those after the query's own."""
+        """For the last `size` of `length` positions: -inf at those after the query's own. Once for each of a group."""
         mask = torch.zeros(size, length, dtype=self.dtype, device=self.device)
         mask[:, length - size :] = torch.full((size, size), float("-inf"), dtype=self.dtype, device=self.device).triu_(
             1
         )
-        return mask
+        return mask.repeat(self.shape.group, 1)
 
     def _softmax(self, scores: torch.Tensor) -> torch.Tensor:
         if self.dtype is torch.float32:

@@ -143,11 +143,9 @@ class SessionCache:
             other = peer.turn
             runs_before = other is not None and 0 < other.number < turn.number
             # The last token is computed in any case: its logits are wanted.
-            shared = min(session.common(peer), session.length - 1)
-            if not runs_before:
-                shared = min(shared, peer.computed)
-            if shared > turn.shared:
-                turn.donor, turn.donor_edits, turn.shared = peer, peer.edits, shared
+            most = session.length - 1 if runs_before else min(session.length - 1, peer.computed)
+            if most > turn.shared and session.begins_like(peer, turn.shared + 1):
+                turn.donor, turn.donor_edits, turn.shared = peer, peer.edits, min(session.common(peer), most)
 
     def copy_from_donor(self, turn: Turn) -> bool:
         """Take the KV from the donor; False if it is still being computed. A donor that is gone is looked for anew."""

@@ -73,8 +73,15 @@ class Session:
     def common(self, other: "Session") -> int:
         """How many tokens from the start are the same in both."""
         length = min(self.length, other.length)
-        differ = np.flatnonzero(self._tokens[:length] != other._tokens[:length])
-        return int(differ[0]) if len(differ) else length
+        differ = self._tokens[:length] != other._tokens[:length]
+        first = int(differ.argmax()) if length else 0
+        return first if length and differ[first] else length
+
+    def begins_like(self, other: "Session", length: int) -> bool:
+        """Whether both have so many tokens, and the same ones. Most pairs differ, and this says so at once."""
+        if length > min(self.length, other.length):
+            return False
+        return self._tokens[:length].tobytes() == other._tokens[:length].tobytes()
 
 
 class Turn:
