@@ -73,10 +73,11 @@ def test_stale_groups_are_a_share_of_what_might_have_been_trained() -> None:
 
 def test_an_interval_is_that_of_student() -> None:
     values = [1.0, -2.0, 3.0, 0.0, 3.0]  # standard deviation √4.5, divided by √5
-    mean, low, high = interval(values)
+    mean, low, high, worst = interval(values)
     assert mean == pytest.approx(1.0)
+    assert worst == -2.0
     assert (low, high) == (pytest.approx(1 - 2.776 * 0.9**0.5), pytest.approx(1 + 2.776 * 0.9**0.5))
-    assert interval([4.0]) == (4.0, None, None)
+    assert interval([4.0]) == (4.0, None, None, 4.0)
 
 
 def curve(seconds_per_step: float, *success: float) -> Learnt:
@@ -92,7 +93,7 @@ def test_arms_are_compared_by_seed_at_the_last_step_of_sync_and_over_all() -> No
         }
     )
     final = interval([2.0, -2.0])
-    assert figures["points_alpha1"] == pytest.approx({"mean": 0.0, "low": final.low, "high": final.high})
+    assert figures["points_alpha1"] == pytest.approx({"mean": 0.0, "low": final.low, "high": final.high, "worst": -2.0})
     assert figures["curve_points_alpha1"]["mean"] == pytest.approx(0.0)
     assert figures["curve_points_alpha1"]["high"] == pytest.approx(interval([6.0, -6.0]).high)
     assert figures["success"] == {

@@ -138,8 +138,10 @@ BENCHES: Mapping[str, BenchOf] = {
         (
             Figure("points_alpha1.mean"),
             Figure("points_alpha1.low", Asked(low=-5)),
+            Figure("points_alpha1.worst"),
             Figure("points_alpha2.mean"),
             Figure("points_alpha2.low", Asked(low=-5)),
+            Figure("points_alpha2.worst"),
             Figure("time_ratio_alpha1", Asked(high=0.5)),
             Figure("time_ratio_alpha2", Asked(high=0.5)),
         ),
