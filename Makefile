@@ -16,6 +16,9 @@ help: ## list the targets
 
 venv: $(INSTALLED) ## create .venv with the pinned versions; does nothing while they are current
 
+# Tests that neither look at a clock nor start processes: they run side by side, on all cores.
+SIDE_BY_SIDE := $(addprefix tests/,algo config control observe policy sim tasks types)
+
 # torch goes first and by its exact pin: resolved with the rest, a looser requirement may pull gigabytes of another build.
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -29,7 +32,8 @@ test: $(INSTALLED) ## lint, types, import contracts, tests: all that has to hold
 	$(BIN)/mypy
 	$(BIN)/mypy tools
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/pytest tests src
+	$(BIN)/pytest -n auto $(SIDE_BY_SIDE)
+	$(BIN)/pytest $(SIDE_BY_SIDE:%=--ignore=%) tests src
 
 mutate: $(INSTALLED) ## whether the tests notice when a decision of policy is changed; modules and options in ARGS
 	$(BIN)/python tools/mutate.py $(ARGS)
