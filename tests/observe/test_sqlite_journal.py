@@ -153,6 +153,29 @@ def test_a_failure_between_flushes_is_kept_until_somebody_hears_it(tmp_path: Pat
     asyncio.run(run())
 
 
+def test_after_lost_events_nothing_is_written_though_it_could_be(tmp_path: Path) -> None:
+    """A disk that is full for a moment, because a checkpoint is being written, must not leave a hole."""
+    path = tmp_path / "journal.sqlite"
+
+    async def run() -> None:
+        journal = SqliteJournal(path)
+        journal.append(numbered(0, 1)[0])
+        await journal.flush()
+        with sqlite3.connect(path) as db:
+            db.execute("ALTER TABLE events RENAME TO away")
+        journal.append(numbered(1, 2)[0])
+        with pytest.raises(RunError, match="no such table: events"):
+            await journal.flush()
+        with sqlite3.connect(path) as db:
+            db.execute("ALTER TABLE away RENAME TO events")
+        journal.append(numbered(2, 3)[0])
+        with pytest.raises(RunError, match="no such table: events"):
+            await journal.close()
+
+    asyncio.run(run())
+    assert list(read_journal(path)) == numbered(0, 1)
+
+
 def test_a_journal_that_cannot_be_opened_is_the_requests_fault(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="the journal cannot be opened"):
         SqliteJournal(tmp_path / "no such folder" / "journal.sqlite")

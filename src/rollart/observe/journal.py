@@ -81,6 +81,9 @@ class SqliteJournal:
         self._path = path
         self._queue: queue.SimpleQueue[JournalEvent | _Flush] = queue.SimpleQueue()
         self._error: RunError | None = None
+        """Not heard yet."""
+        self._lost: RunError | None = None
+        """Why events were lost. Nothing is written after them: a journal may end early, but it has no holes."""
         self._closed = False
         self.append = self._queue.put
         try:
@@ -138,6 +141,9 @@ class SqliteJournal:
     def _commit(self, batch: list[JournalEvent]) -> None:
         if not batch:
             return
+        if self._lost is not None:
+            self._error = self._lost
+            return
         try:
             self._db.execute("BEGIN")
             self._db.executemany(
@@ -150,7 +156,8 @@ class SqliteJournal:
                 with suppress(sqlite3.Error):  # the disk may not even let it undo; the next opening does
                     self._db.execute("ROLLBACK")
             # Kept until somebody can hear it: the next flush raises it, and the run stops there.
-            self._error = RunError(f"{self._path}: the journal cannot be written ({error}); free the disk and resume")
+            self._lost = RunError(f"{self._path}: the journal cannot be written ({error}); free the disk and resume")
+            self._error = self._lost
 
     def _prune(self, batch: list[JournalEvent]) -> None:
         try:
