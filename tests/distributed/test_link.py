@@ -33,6 +33,13 @@ def expected(exchange):
     return caller, heard
 
 
+async def connected(exchange):
+    caller, heard = expected(exchange)
+    line = await asyncio.to_thread(Line, exchange.address, caller.secret)
+    await until(lambda: caller.there)
+    return caller, heard, line
+
+
 async def until(condition):
     while not condition():  # noqa: ASYNC110 - what it looks at tells nobody
         await asyncio.sleep(0.005)
@@ -125,9 +132,7 @@ def test_a_stranger_is_not_listened_to(name, caplog):
 
 def test_a_secret_is_good_for_one_call():
     async def test(exchange):
-        caller, heard = expected(exchange)
-        first = await asyncio.to_thread(Line, exchange.address, caller.secret)
-        await until(lambda: caller.there)
+        caller, heard, first = await connected(exchange)
         second = await asyncio.to_thread(Line, exchange.address, caller.secret)
         assert await asyncio.to_thread(lambda: list(second.listen())) == []
         first.say(b"still here")
@@ -150,9 +155,7 @@ def test_who_does_not_say_who_it_is_is_cut_off(monkeypatch):
 
 def test_who_is_forgotten_is_cut_off():
     async def test(exchange):
-        caller, _ = expected(exchange)
-        line = await asyncio.to_thread(Line, exchange.address, caller.secret)
-        await until(lambda: caller.there)
+        caller, _, line = await connected(exchange)
         exchange.forget(caller)
         assert await asyncio.to_thread(lambda: list(line.listen())) == []
         await caller.over
