@@ -8,7 +8,7 @@ import torch
 from rollart.backends.engines.checkpoint_config import read_shape
 from rollart.backends.engines.decoder import Decoder
 from rollart.backends.engines.kv import KvArena
-from rollart.backends.engines.planning import Planner, Work
+from rollart.backends.engines.planning import Work, plan_step
 from rollart.backends.engines.weights import prepare_now
 from rollart.backends.models import build_model
 
@@ -50,7 +50,6 @@ class Bench:
         self.dtype = dtype
         self.decoder = Decoder(self.shape, dtype=dtype, device=CPU, max_context=64)
         self.kv = KvArena(self.shape, budget_bytes=1 << 20, dtype=dtype, device=CPU)
-        self._planner = Planner(self.shape, CPU)
         self.blocks: dict[int, Any] = {}
         self.done: dict[int, int] = {}
         self.load(model)
@@ -66,7 +65,7 @@ class Bench:
                 self.blocks[name], self.done[name] = self.kv.allocate(64), 0
             work.append(Work(self.blocks[name], self.done[name], tokens.astype(np.int32), True))
             self.done[name] += len(tokens)
-        plan, owners = self._planner.plan(work)
+        plan, owners = plan_step(work, CPU)
         logits = self.decoder.forward(self.weights, self.kv, plan)
         names = list(parts)
         return {names[owner]: logits[row] for row, owner in enumerate(owners)}

@@ -9,7 +9,8 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,10 @@ from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig
 
+from rollart.backends.engines.decoder import StepPlan
+from rollart.backends.engines.kv import KvArena
 from rollart.backends.engines.torch_engine import TorchEngine
+from rollart.backends.engines.weights import ModelWeights
 from rollart.backends.models import build_model
 from rollart.backends.stores.memory import MemoryStore
 from rollart.backends.stores.tensors import pack
@@ -110,6 +114,23 @@ class EngineSide:
                     raise RunError(f"the bench expects every turn to be served, but got {event}")
                 self._engine.post([conversation.hear(event)])
         self._engine.advance(0.0)
+
+    @contextmanager
+    def kv_reads(self) -> Iterator[list[int]]:
+        """How many bytes of KV every step must read: each session's, once, up to its last new token."""
+        decoder, read = self._engine._decoder, []
+        forward = decoder.forward
+
+        def counted(weights: ModelWeights, kv: KvArena, plan: StepPlan) -> torch.Tensor:
+            _row, count, _offset, _capacity, start = plan.pieces.T
+            read.append(int((start + count).sum()) * kv.token_bytes)
+            return forward(weights, kv, plan)
+
+        decoder.forward = counted  # type: ignore[method-assign]
+        try:
+            yield read
+        finally:
+            del decoder.forward
 
     def next_request(self) -> RequestId:
         self._requests += 1
@@ -250,12 +271,11 @@ class Product(NamedTuple):
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
-    """Notes every matrix product with weights, and how many bytes of KV the attention read."""
+    """Notes every matrix product with weights."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.products: list[Product] = []
-        self.kv_bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
@@ -268,15 +288,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
             left, right = args[:2]
             columns, inner = right.shape
             self.products.append(Product(left.shape[0], inner, columns, id(right), (columns, 1)))
-        elif name in ("bmm", "baddbmm"):
-            self.kv_bytes += args[-1].numel() * args[-1].element_size()
         return func(*args, **(kwargs or {}))
 
 
 def limit_seconds(side: EngineSide, workload: Workload) -> float:
     """What the products of a run take by themselves, and reading its KV once as fast as memory is read."""
     recorder = Recorder()
-    with recorder:
+    with recorder, side.kv_reads() as read:
         side.run(workload)
     weights: dict[int, torch.Tensor] = {}
     for product in recorder.products:
@@ -295,7 +313,7 @@ def limit_seconds(side: EngineSide, workload: Workload) -> float:
                 out=outputs[product.rows, product.columns],
             )
 
-    return cpu_seconds(replay) + recorder.kv_bytes / read_bytes_per_s()
+    return cpu_seconds(replay) + sum(read) / read_bytes_per_s()
 
 
 def read_bytes_per_s() -> float:

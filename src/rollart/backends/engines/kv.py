@@ -162,7 +162,7 @@ def block_units(units: int) -> int:
 
 
 class KvArena:
-    """Keys and values of all layers, and a mask that says which positions of a block hold something.
+    """Keys and values of all layers. How many positions of a block hold something, its session knows.
 
     Keys are stored transposed, (kv head, dimension, position), values as (kv head, position, dimension): both products
     of a decoding step then read memory in order. Every number in the arena is finite, also where nothing was written.
@@ -181,7 +181,6 @@ class KvArena:
         """As a row of numbers."""
         self.value_layers: Layers = self.values.view(shape.layers, -1, shape.head_dim).unbind(0)
         """As rows of one head's dimensions."""
-        self.mask = torch.full((self.tokens,), float("-inf"), dtype=dtype, device=device)
 
     @property
     def largest_tokens(self) -> int:
@@ -199,29 +198,13 @@ class KvArena:
         return None if place is None else Block(place * UNIT_TOKENS, units * UNIT_TOKENS)
 
     def release(self, block: Block) -> None:
-        self.forget(block, 0)
         self.allocator.release(block.offset // UNIT_TOKENS)
-
-    def forget(self, block: Block, length: int) -> None:
-        """From `length` on the block holds nothing."""
-        self.mask[block.offset + length : block.offset + block.capacity] = float("-inf")
-
-    def forget_all(self) -> None:
-        self.mask.fill_(float("-inf"))
-
-    def held(self, block: Block) -> list[int]:
-        """The positions of the block that are attended to."""
-        held: list[int] = (
-            torch.isfinite(self.mask[block.offset : block.offset + block.capacity]).nonzero()[:, 0].tolist()
-        )
-        return held
 
     def copy(self, source: Block, target: Block, length: int) -> None:
         """The first `length` tokens of one block, into another."""
         if length:
             self._keys_of(target)[..., :length].copy_(self._keys_of(source)[..., :length])
             self._values_of(target)[:, :, :length].copy_(self._values_of(source)[:, :, :length])
-            self.mask[target.offset : target.offset + length] = 0
 
     def run(self, offset: int, capacity: int, size: int, length: int) -> tuple[Layers, Layers]:
         """The first `length` positions of `size` blocks side by side, by layer.

@@ -59,7 +59,6 @@ class SessionCache:
 
     def void_all(self) -> None:
         """The weights changed: no KV is worth anything."""
-        self.arena.forget_all()
         for session in self._sessions.values():
             session.void_kv()
 
@@ -180,9 +179,5 @@ class SessionCache:
             capacity = 0 if session.block is None else session.block.capacity
             if max(session.computed, session.void) > min(capacity, session.length):
                 raise InvariantBroken(f"session {session.id} has more KV than tokens or memory")
-            if session.turn is not None and session.turn.number and session.block is not None:
-                held = self.arena.held(session.block)
-                if held != list(range(session.computed)):
-                    raise InvariantBroken(f"session {session.id} has KV of {session.computed} tokens, but reads {held}")
             if session.block is None and session.turn is None:
                 raise InvariantBroken(f"session {session.id} has neither KV nor a request")

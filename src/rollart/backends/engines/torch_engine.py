@@ -29,7 +29,7 @@ from rollart.backends.engines.checkpoint_tensors import load_tensors
 from rollart.backends.engines.counters import EngineCounters
 from rollart.backends.engines.decoder import Decoder
 from rollart.backends.engines.kv import KvArena
-from rollart.backends.engines.planning import Planner, Work
+from rollart.backends.engines.planning import Work, plan_step
 from rollart.backends.engines.session_cache import SessionCache
 from rollart.backends.engines.sessions import Turn
 from rollart.backends.engines.staging import Staging
@@ -102,7 +102,6 @@ class TorchEngine:
         arena = KvArena(self._shape, budget_bytes=int(own.kv_mib * 2**20), dtype=self._dtype, device=self._device)
         self._max_context = min(own.max_context, arena.largest_tokens)
         self._decoder = Decoder(self._shape, dtype=self._dtype, device=self._device, max_context=self._max_context)
-        self._planner = Planner(self._shape, self._device)
         self._cache = SessionCache(arena)
         self._stop_strings = StopStrings.of(own.model)
         self._staging: Staging[ModelWeights] = Staging(
@@ -322,7 +321,7 @@ class TorchEngine:
         turns, work = self._choose()
         if self._weights is None or self._version is None:
             raise InvariantBroken("a request runs, but no version is in service")
-        plan, outputs = self._planner.plan(work)
+        plan, outputs = plan_step(work, self._device)
         logits = self._decoder.forward(self._weights, self._cache.arena, plan)
         again = sum(self._computed(turn, item) for turn, item in zip(turns, work, strict=True))
         sampling = [turns[index] for index in outputs]
@@ -352,8 +351,6 @@ class TorchEngine:
             self._running[turn.request] = turn
             # The last token is computed in any case: its logits are wanted.
             session.computed = min(session.computed, session.length - 1)
-            if session.block is not None:
-                self._cache.arena.forget(session.block, session.computed)
             self._cache.share(session)
             turn.begin()
             self._counters.task(turn.task).cached_tokens += session.computed
