@@ -5,7 +5,7 @@ import pytest
 import torch
 from decoder_parts import BASE, VOCABULARY, Bench, hub_logits, hub_model, relative
 
-from rollart.backends.engines import native_step, weights
+from rollart.backends.engines import weights
 from rollart.backends.engines.checkpoint_config import read_shape
 from rollart.backends.engines.decoder import Decoder
 from rollart.backends.engines.weights import prepare_now
@@ -42,22 +42,14 @@ MODELS = {
 }
 TOLERANCE = 1e-4
 
+pytestmark = pytest.mark.usefixtures("maths")
+
 
 @pytest.fixture(params=["plain", "packed"], autouse=True)
 def _layout(request, monkeypatch):
     """Every test with both layouts of the weights; the models here are too small for the packed one."""
     if request.param == "packed":
         monkeypatch.setattr(weights, "PACKED_FROM", 1)
-
-
-@pytest.fixture(params=["native", "torch"], autouse=True)
-def maths(request, monkeypatch):
-    """Every test with the native kernels, where there is a compiler, and without."""
-    if request.param == "torch":
-        monkeypatch.setattr(native_step, "native_kernels", lambda: None)
-    elif native_step.native_kernels() is None:
-        pytest.skip("no C++ compiler")
-    return request.param
 
 
 def sequences(count=4, low=8, high=60):

@@ -76,7 +76,7 @@ inline int64_t score_from(int64_t t, const float *const *query, const float *key
 }
 
 // e^(score - the largest) of the first `length`, zeros from there to `end`; gives 1 / their sum.
-inline float soften(float *scores, int64_t length, int64_t end) {
+inline float soften(float *scores, int64_t length, int64_t end, float *logsum) {
   for (int64_t t = length; t < end; t++) scores[t] = -INFINITY;
   Vec most = load(scores);
   for (int64_t t = WIDTH; t < end; t += WIDTH) {
@@ -91,7 +91,9 @@ inline float soften(float *scores, int64_t length, int64_t end) {
     store(scores + t, weight);
     total += weight;
   }
-  return 1.0f / sum(total);
+  const float whole = sum(total);
+  if (logsum) *logsum = top + std::log(whole);
+  return 1.0f / whole;
 }
 
 template <int Q, int D, int U>
@@ -118,30 +120,132 @@ inline void blend_from(int64_t d, const float *const *weights, const float *shar
     }
 }
 
-// Q queries of one head, in the order of their positions: the last sees the most.
 template <int Q>
-void attend_to(const float *const *query, const int64_t *visible, const float *keys, const float *values,
-               int64_t capacity, int64_t dim, float *scratch, float *const *out) {
-  constexpr int T = Q == 1 ? 4 : 2;                // enough sums at once to keep the adders busy
+inline void score(const float *const *query, const float *across, int64_t capacity, int64_t dim, int64_t end,
+                  float *const *scores) {
+  constexpr int T = Q == 1 ? 4 : 2;  // enough sums at once to keep the adders busy
+  int64_t t = score_from<Q, T>(0, query, across, capacity, dim, end, scores);
+  score_from<Q, 2>(t, query, across, capacity, dim, end, scores);
+}
+
+template <int Q>
+inline void blend(const float *const *weights, const float *shares, const float *along, int64_t dim, int64_t length,
+                  float *const *out) {
   constexpr int U = Q == 1 ? 4 : Q <= 3 ? 2 : 1;
-  float *scores[Q];
-  float shares[Q];
-  int64_t longest = visible[Q - 1];
-  int64_t end = (longest + GRAIN - 1) / GRAIN * GRAIN;
-  for (int q = 0; q < Q; q++) scores[q] = scratch + q * capacity;
-  int64_t t = score_from<Q, T>(0, query, keys, capacity, dim, end, scores);
-  score_from<Q, 2>(t, query, keys, capacity, dim, end, scores);
-  for (int q = 0; q < Q; q++) shares[q] = soften(scores[q], visible[q], end);
   int64_t d = 0;
-  for (; d + 2 * WIDTH <= dim; d += 2 * WIDTH) blend_from<Q, 2, U>(d, scores, shares, values, dim, longest, out);
-  for (; d + WIDTH <= dim; d += WIDTH) blend_from<Q, 1, U>(d, scores, shares, values, dim, longest, out);
+  for (; d + 2 * WIDTH <= dim; d += 2 * WIDTH) blend_from<Q, 2, U>(d, weights, shares, along, dim, length, out);
+  for (; d + WIDTH <= dim; d += WIDTH) blend_from<Q, 1, U>(d, weights, shares, along, dim, length, out);
   for (; d < dim; d++)
     for (int q = 0; q < Q; q++) {
       float total = 0;
-      for (int64_t t = 0; t < longest; t++) total += scores[q][t] * values[t * dim + d];
+      for (int64_t t = 0; t < length; t++) total += weights[q][t] * along[t * dim + d];
       out[q][d] = total * shares[q];
     }
 }
+
+// Q queries of one head, in the order of their positions: the last sees the most. `logsums`: the logarithm of what
+// each one's weights were divided by, or null.
+template <int Q>
+void attend_to(const float *const *query, const int64_t *visible, const float *keys, const float *values,
+               int64_t capacity, int64_t dim, float *scratch, float *const *out, float *const *logsums) {
+  float *scores[Q];
+  float shares[Q];
+  const int64_t longest = visible[Q - 1], end = (longest + GRAIN - 1) / GRAIN * GRAIN;
+  for (int q = 0; q < Q; q++) scores[q] = scratch + q * capacity;
+  score<Q>(query, keys, capacity, dim, end, scores);
+  for (int q = 0; q < Q; q++) shares[q] = soften(scores[q], visible[q], end, logsums ? logsums[q] : nullptr);
+  blend<Q>(scores, shares, values, dim, longest, out);
+}
+
+// --- attention of packed sequences, with its gradient: keys and values of one head are first laid out as above
+
+// `count` rows of `stride` numbers, the first `dim` of each times `scale`: as columns of `across`, as rows of `along`.
+inline void lay_out(const float *from, int64_t count, int64_t stride, int64_t dim, float scale, float *across,
+                    int64_t capacity, float *along) {
+  for (int64_t t = 0; t < count; t++)
+    for (int64_t d = 0; d < dim; d++) {
+      const float value = from[t * stride + d] * scale;
+      if (across) across[d * capacity + t] = value;
+      if (along) along[t * dim + d] = value;
+    }
+}
+
+// Rows of gradients to where their keys and values came from.
+inline void gather_rows(const float *of_keys, const float *of_values, int64_t count, int64_t dim, float scale,
+                        float *keys, float *values, int64_t stride) {
+  for (int64_t t = 0; t < count; t++)
+    for (int64_t d = 0; d < dim; d++) {
+      keys[t * stride + d] = of_keys[t * dim + d] * scale;
+      values[t * stride + d] = of_values[t * dim + d];
+    }
+}
+
+// into[t] += the sum of weights[q][t] * rows[q], for every t below `length`.
+template <int Q>
+inline void spread(const float *const *weights, const float *const *rows, int64_t dim, int64_t length, float *into) {
+  int64_t d = 0;
+  for (; d + WIDTH <= dim; d += WIDTH) {
+    Vec row[Q];
+    for (int q = 0; q < Q; q++) row[q] = load(rows[q] + d);
+    for (int64_t t = 0; t < length; t++) {
+      Vec total = load(into + t * dim + d);
+      for (int q = 0; q < Q; q++) total += weights[q][t] * row[q];
+      store(into + t * dim + d, total);
+    }
+  }
+  for (; d < dim; d++)
+    for (int64_t t = 0; t < length; t++)
+      for (int q = 0; q < Q; q++) into[t * dim + d] += weights[q][t] * rows[q][d];
+}
+
+// What `attend_to` needs to be gone back through; keys are already times the scale of the scores.
+struct Back {
+  const float *keys_across, *keys_along, *values_across;
+  float *keys_gradient, *values_gradient;  // (position, dimension), added to
+  float *scratch;                          // 2 * TILE * capacity
+  int64_t capacity, dim;
+};
+
+template <int Q>
+void attend_back(const Back &b, const float *const *query, const int64_t *visible, const float *const *out,
+                 const float *const *logsums, const float *const *gradient, float *const *query_gradient) {
+  float *weights[Q], *moved[Q];
+  float ones[Q];
+  const int64_t longest = visible[Q - 1], end = (longest + GRAIN - 1) / GRAIN * GRAIN;
+  for (int q = 0; q < Q; q++) {
+    weights[q] = b.scratch + q * b.capacity;
+    moved[q] = b.scratch + (TILE + q) * b.capacity;
+    ones[q] = 1.0f;
+  }
+  score<Q>(query, b.keys_across, b.capacity, b.dim, end, weights);
+  score<Q>(gradient, b.values_across, b.capacity, b.dim, end, moved);
+  for (int q = 0; q < Q; q++) {
+    float same = 0;
+    for (int64_t d = 0; d < b.dim; d++) same += gradient[q][d] * out[q][d];
+    for (int64_t t = 0; t < end; t += WIDTH) {
+      Vec weight = exp_of(load(weights[q] + t) - *logsums[q]);
+      store(weights[q] + t, weight);
+      store(moved[q] + t, weight * (load(moved[q] + t) - same));
+    }
+    for (int64_t t = visible[q]; t < longest; t++) weights[q][t] = moved[q][t] = 0.0f;
+  }
+  blend<Q>(moved, ones, b.keys_along, b.dim, longest, query_gradient);
+  spread<Q>(moved, query, b.dim, longest, b.keys_gradient);
+  spread<Q>(weights, gradient, b.dim, longest, b.values_gradient);
+}
+
+// One instance for every number of queries up to TILE.
+#define FOR_TILE(tile, CALL) \
+  switch (tile) {            \
+    case 1: CALL(1); break;  \
+    case 2: CALL(2); break;  \
+    case 3: CALL(3); break;  \
+    case 4: CALL(4); break;  \
+    case 5: CALL(5); break;  \
+    case 6: CALL(6); break;  \
+    case 7: CALL(7); break;  \
+    default: CALL(8);        \
+  }
 
 }  // namespace
 
@@ -179,16 +283,9 @@ void attend(const Heads *heads, const Piece *pieces, int64_t number, const float
           target[q] = out + at;
           visible[q] = p->start + token + 1;
         }
-        switch (tile) {
-          case 1: attend_to<1>(query, visible, k, v, p->capacity, dim, scratch, target); break;
-          case 2: attend_to<2>(query, visible, k, v, p->capacity, dim, scratch, target); break;
-          case 3: attend_to<3>(query, visible, k, v, p->capacity, dim, scratch, target); break;
-          case 4: attend_to<4>(query, visible, k, v, p->capacity, dim, scratch, target); break;
-          case 5: attend_to<5>(query, visible, k, v, p->capacity, dim, scratch, target); break;
-          case 6: attend_to<6>(query, visible, k, v, p->capacity, dim, scratch, target); break;
-          case 7: attend_to<7>(query, visible, k, v, p->capacity, dim, scratch, target); break;
-          case 8: attend_to<8>(query, visible, k, v, p->capacity, dim, scratch, target); break;
-        }
+#define CALL(Q) attend_to<Q>(query, visible, k, v, p->capacity, dim, scratch, target, nullptr)
+        FOR_TILE(tile, CALL)
+#undef CALL
       }
     }
 }
@@ -256,6 +353,178 @@ void gated(const float *gate_up, int64_t rows, int64_t width, float *out) {
       store(to + i, x / (1.0f + exp_of(-x)) * load(up + i));
     }
     for (; i < width; i++) to[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
+  }
+}
+
+// --- training: (rows, heads, dim) for queries and what comes out, (rows, kv heads, dim) for keys and values
+
+// Sequences of a row one after the other, as numbers: the length of a prompt, how many rests see it, their lengths, and
+// so on for the next. A rest sees its prompt and, causally, itself; a prompt only itself.
+// capacity: of the longest prompt and rest, a multiple of GRAIN. logsums: (rows, heads). scratch: (2 * dim + TILE) *
+// capacity, and back (5 * dim + 2 * TILE) * capacity.
+void packed_attend(const Heads *heads, const int64_t *layout, int64_t blocks, int64_t capacity, const float *queries,
+                   const float *keys, const float *values, float scale, float *scratch, float *out, float *logsums) {
+  const int64_t dim = heads->dim, group = heads->group, kv_heads = heads->kv_heads, stride = kv_heads * dim;
+  float *across = scratch, *along = across + capacity * dim, *scores = along + capacity * dim;
+  int64_t row = 0;
+  for (int64_t n = 0; n < blocks; n++) {
+    const int64_t prompt = layout[0], rests = layout[1];
+    int64_t after = row;
+    for (int64_t head = 0; head < kv_heads; head++) {
+      int64_t own = row;
+      for (int64_t part = 0; part <= rests; part++) {
+        const int64_t size = part ? layout[1 + part] : prompt, before = part ? prompt : 0;
+        const int64_t from = own * stride + head * dim;
+        lay_out(keys + from, size, stride, dim, scale, across + before, capacity, nullptr);
+        lay_out(values + from, size, stride, dim, 1.0f, nullptr, 0, along + before * dim);
+        for (int64_t r = 0; r < size * group;) {
+          const float *query[TILE];
+          float *target[TILE], *logsum[TILE];
+          int64_t visible[TILE];
+          const int tile = size * group - r < TILE ? size * group - r : TILE;
+          for (int q = 0; q < tile; q++, r++) {
+            const int64_t at = ((own + r / group) * kv_heads + head) * group + r % group;
+            query[q] = queries + at * dim;
+            target[q] = out + at * dim;
+            logsum[q] = logsums + at;
+            visible[q] = before + r / group + 1;
+          }
+#define CALL(Q) attend_to<Q>(query, visible, across, along, capacity, dim, scores, target, logsum)
+          FOR_TILE(tile, CALL)
+#undef CALL
+        }
+        own += size;
+      }
+      after = own;
+    }
+    row = after;
+    layout += 2 + rests;
+  }
+}
+
+void packed_attend_back(const Heads *heads, const int64_t *layout, int64_t blocks, int64_t capacity,
+                        const float *queries, const float *keys, const float *values, float scale, float *scratch,
+                        const float *out, const float *logsums, const float *gradient, float *queries_gradient,
+                        float *keys_gradient, float *values_gradient) {
+  const int64_t dim = heads->dim, group = heads->group, kv_heads = heads->kv_heads, stride = kv_heads * dim;
+  const int64_t panel = capacity * dim;
+  float *keys_across = scratch, *keys_along = scratch + panel, *values_across = scratch + 2 * panel;
+  float *of_keys = scratch + 3 * panel, *of_values = scratch + 4 * panel;
+  const Back back = {keys_across, keys_along, values_across, of_keys, of_values, scratch + 5 * panel, capacity, dim};
+  int64_t row = 0;
+  for (int64_t n = 0; n < blocks; n++) {
+    const int64_t prompt = layout[0], rests = layout[1];
+    int64_t after = row;
+    for (int64_t head = 0; head < kv_heads; head++) {
+      int64_t own = row;
+      for (int64_t part = 0; part <= rests; part++) {
+        const int64_t size = part ? layout[1 + part] : prompt, before = part ? prompt : 0;
+        const int64_t from = own * stride + head * dim;
+        lay_out(keys + from, size, stride, dim, scale, keys_across + before, capacity, keys_along + before * dim);
+        lay_out(values + from, size, stride, dim, 1.0f, values_across + before, capacity, nullptr);
+        for (int64_t i = before * dim; i < (before + size) * dim; i++) of_keys[i] = of_values[i] = 0.0f;
+        for (int64_t r = 0; r < size * group;) {
+          const float *query[TILE], *target[TILE], *logsum[TILE], *moved[TILE];
+          float *query_moved[TILE];
+          int64_t visible[TILE];
+          const int tile = size * group - r < TILE ? size * group - r : TILE;
+          for (int q = 0; q < tile; q++, r++) {
+            const int64_t at = ((own + r / group) * kv_heads + head) * group + r % group;
+            query[q] = queries + at * dim;
+            target[q] = out + at * dim;
+            logsum[q] = logsums + at;
+            moved[q] = gradient + at * dim;
+            query_moved[q] = queries_gradient + at * dim;
+            visible[q] = before + r / group + 1;
+          }
+#define CALL(Q) attend_back<Q>(back, query, visible, target, logsum, moved, query_moved)
+          FOR_TILE(tile, CALL)
+#undef CALL
+        }
+        if (part) gather_rows(of_keys + before * dim, of_values + before * dim, size, dim, scale,
+                              keys_gradient + from, values_gradient + from, stride);
+        own += size;
+      }
+      gather_rows(of_keys, of_values, prompt, dim, scale, keys_gradient + row * stride + head * dim,
+                  values_gradient + row * stride + head * dim, stride);
+      after = own;
+    }
+    row = after;
+    layout += 2 + rests;
+  }
+}
+
+// out, x: (rows, width); shares: what every row was multiplied with.
+void rms_norm_shares(const float *x, const float *weight, float eps, int64_t rows, int64_t width, float *out,
+                     float *shares) {
+  for (int64_t r = 0; r < rows; r++) {
+    const float *from = x + r * width;
+    const float share = shares[r] = 1.0f / std::sqrt(squares(from, width) / width + eps);
+    for (int64_t i = 0; i < width; i++) out[r * width + i] = from[i] * share * weight[i];
+  }
+}
+
+// weight_gradient is added to.
+void rms_norm_back(const float *x, const float *weight, const float *shares, const float *gradient, int64_t rows,
+                   int64_t width, float *x_gradient, float *weight_gradient) {
+  for (int64_t r = 0; r < rows; r++) {
+    const float *from = x + r * width, *moved = gradient + r * width;
+    const float share = shares[r];
+    Vec wide = {};
+    int64_t i = 0;
+    for (; i + WIDTH <= width; i += WIDTH) wide += load(moved + i) * load(weight + i) * load(from + i);
+    float same = sum(wide);
+    for (; i < width; i++) same += moved[i] * weight[i] * from[i];
+    same *= share * share / width;
+    float *to = x_gradient + r * width;
+    for (i = 0; i < width; i++) {
+      weight_gradient[i] += moved[i] * from[i] * share;
+      to[i] = (moved[i] * weight[i] - from[i] * same) * share;
+    }
+  }
+}
+
+// out, x: (rows, heads, dim); cosines, sines: (rows, dim). The halves of a head are turned against each other: forward
+// with direction 1, back with -1.
+void turn(const float *x, const float *cosines, const float *sines, float direction, int64_t rows, int64_t heads,
+          int64_t dim, float *out) {
+  const int64_t half = dim / 2;
+  for (int64_t r = 0; r < rows; r++) {
+    const float *c = cosines + r * dim, *s = sines + r * dim;
+    for (int64_t h = 0; h < heads; h++) {
+      const float *from = x + (r * heads + h) * dim;
+      float *to = out + (r * heads + h) * dim;
+      for (int64_t d = 0; d < half; d++) {
+        to[d] = from[d] * c[d] - direction * from[d + half] * s[d];
+        to[d + half] = from[d + half] * c[d + half] + direction * from[d] * s[d + half];
+      }
+    }
+  }
+}
+
+// silu of `gate` times `up`, and its gradient.
+void gated_pair(const float *gate, const float *up, int64_t size, float *out) {
+  int64_t i = 0;
+  for (; i + WIDTH <= size; i += WIDTH) {
+    Vec x = load(gate + i);
+    store(out + i, x / (1.0f + exp_of(-x)) * load(up + i));
+  }
+  for (; i < size; i++) out[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
+}
+
+void gated_pair_back(const float *gate, const float *up, const float *gradient, int64_t size, float *gate_gradient,
+                     float *up_gradient) {
+  int64_t i = 0;
+  for (; i + WIDTH <= size; i += WIDTH) {
+    Vec x = load(gate + i), moved = load(gradient + i);
+    Vec open = 1.0f / (1.0f + exp_of(-x));
+    store(up_gradient + i, moved * x * open);
+    store(gate_gradient + i, moved * load(up + i) * open * (1.0f + x * (1.0f - open)));
+  }
+  for (; i < size; i++) {
+    const float open = 1.0f / (1.0f + std::exp(-gate[i]));
+    up_gradient[i] = gradient[i] * gate[i] * open;
+    gate_gradient[i] = gradient[i] * up[i] * open * (1.0f + gate[i] * (1.0f - open));
   }
 }
 

@@ -25,6 +25,8 @@ MAX_HEAD_DIM = 512
 """Of what is on the stack."""
 TILE = 8
 """Queries that are attended with at once; there is room for their scores."""
+GRAIN = 32
+"""Positions are read in multiples of this."""
 FLAGS = (
     *("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC"),
     # Nobody looks at errno or at floating-point exceptions. Infinities mean what they say, so no -ffast-math.
@@ -53,6 +55,13 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "place": [_HEADS, _POINTER, _NUMBER, *[_POINTER] * 3, _FLOAT, _POINTER, _FLOAT, *[_POINTER] * 3],
     "rms_norm": [_POINTER, _POINTER, _FLOAT, _NUMBER, _NUMBER, _POINTER],
     "gated": [_POINTER, _NUMBER, _NUMBER, _POINTER],
+    "packed_attend": [_HEADS, _POINTER, _NUMBER, _NUMBER, *[_POINTER] * 3, _FLOAT, *[_POINTER] * 3],
+    "packed_attend_back": [_HEADS, _POINTER, _NUMBER, _NUMBER, *[_POINTER] * 3, _FLOAT, *[_POINTER] * 7],
+    "rms_norm_shares": [_POINTER, _POINTER, _FLOAT, _NUMBER, _NUMBER, _POINTER, _POINTER],
+    "rms_norm_back": [*[_POINTER] * 4, _NUMBER, _NUMBER, _POINTER, _POINTER],
+    "turn": [*[_POINTER] * 3, _FLOAT, *[_NUMBER] * 3, _POINTER],
+    "gated_pair": [_POINTER, _POINTER, _NUMBER, _POINTER],
+    "gated_pair_back": [*[_POINTER] * 3, _NUMBER, _POINTER, _POINTER],
 }
 
 

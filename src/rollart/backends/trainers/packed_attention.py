@@ -11,9 +11,12 @@ square of sequences, not of the row.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
+
+from rollart.backends.trainers.native_layers import attend, serves
 
 NAME = "rollart_packed"
 CHUNK_TOKENS = 1024
@@ -42,6 +45,12 @@ class Layout:
         self.blocks = tuple(blocks)
         self.sizes = [size for block in self.blocks for size in (block.prompt, *block.rests)]
         self.calls = 0
+        self.numbers = np.array(
+            [number for block in self.blocks for number in (block.prompt, len(block.rests), *block.rests)],
+            dtype=np.int64,
+        )
+        """As the native kernels take it."""
+        self.longest = max(block.prompt + max(block.rests, default=0) for block in self.blocks)
         self._masks: dict[tuple[int, int, torch.dtype, torch.device], torch.Tensor] = {}
 
     def mask(self, before: int, queries: torch.Tensor) -> torch.Tensor:
@@ -79,6 +88,9 @@ def packed_attention(
     if torch.is_autocast_enabled(query.device.type):
         kind = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(kind), key.to(kind), value.to(kind)
+    if serves(query, key, value):
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        return attend(query, key, value, layout.numbers, layout.longest, scale), None
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)

@@ -16,6 +16,7 @@ import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rollart.backends.models import token_logprobs
+from rollart.backends.trainers.native_layers import quicken
 from rollart.backends.trainers.packed_attention import NAME, Block, Layout, UnsupportedAttention
 from rollart.backends.trainers.packing import Item, MicroBatch, micro_batches
 from rollart.types.errors import RequestError
@@ -153,13 +154,14 @@ def _tensor(parts: Sequence[np.ndarray[Any, Any]], device: torch.device) -> torc
 
 
 def _switch_attention(packed: PackedModel, model: Any) -> None:
-    """Use ours, and see that nothing else changes."""
+    """Use ours, and quicker layers where there are some, and see that nothing else changes."""
     probe = _probe(packed.vocabulary)
     row = pack_row(probe, model.device)
     try:
         with torch.no_grad():
             alone = [_alone(model, item) for item in probe.items]
             model.set_attn_implementation(NAME)
+            quicken(model)
             together = packed.logits(row)
     except (UnsupportedAttention, ValueError, TypeError) as error:
         raise _refusal(model, str(error)) from error
