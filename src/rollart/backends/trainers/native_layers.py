@@ -7,9 +7,9 @@ What holds: the same function and the same gradient, up to rounding; whatever th
 or precision) goes the way it came. Parameters, their names and hooks around modules are untouched.
 """
 
-import sys
 from collections.abc import Callable
 from ctypes import byref
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,12 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from rollart.backends.native.kernels import GRAIN, TILE, Heads, native_kernels
+from rollart.types.errors import InvariantBroken
 
 SILU = ("SiLU", "SiLUActivation")
 """By torch and by `transformers`."""
+TURNS = "apply_rotary_pos_emb"
+Turned = tuple[torch.Tensor, torch.Tensor]
 
 
 def serves(*tensors: torch.Tensor) -> bool:
@@ -42,14 +45,15 @@ def quicken(model: nn.Module) -> None:
         elif kind.endswith("MLP") and type(getattr(module, "act_fn", None)).__name__ in SILU:
             _replace(module, _mlp)
         elif kind.endswith("Attention"):
-            _quicken_turns(sys.modules[type(module).__module__])
+            _quicken_turns(module)
 
 
 def _replace(module: nn.Module, quick: Callable[..., torch.Tensor]) -> None:
     plain = module.forward
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        return quick(module, x) if serves(x) else plain(x)
+        # Its weights too: several ranks put them together in the precision that is computed in.
+        return quick(module, x) if serves(x, *module.parameters(recurse=False)) else plain(x)
 
     module.forward = forward
 
@@ -68,7 +72,7 @@ class _RmsNorm(torch.autograd.Function):
         width = x.shape[-1]
         rows = x.numel() // width
         out, shares = torch.empty_like(x), x.new_empty(rows)
-        native().rms_norm_shares(x.data_ptr(), weight.data_ptr(), eps, rows, width, out.data_ptr(), shares.data_ptr())
+        native().rms_norm_shares(_at(x), _at(weight), eps, rows, width, _at(out), _at(shares))
         ctx.save_for_backward(x, weight, shares)
         return out
 
@@ -79,8 +83,8 @@ class _RmsNorm(torch.autograd.Function):
         gradient = gradient.contiguous()
         of_x, of_weight = torch.empty_like(x), torch.zeros_like(weight)
         width = x.shape[-1]
-        memory = [each.data_ptr() for each in (x, weight, shares, gradient)]
-        native().rms_norm_back(*memory, shares.numel(), width, of_x.data_ptr(), of_weight.data_ptr())
+        memory = [_at(each) for each in (x, weight, shares, gradient)]
+        native().rms_norm_back(*memory, shares.numel(), width, _at(of_x), _at(of_weight))
         return of_x, of_weight, None
 
 
@@ -98,7 +102,7 @@ class _Gated(torch.autograd.Function):
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         gate, up = gate.contiguous(), up.contiguous()
         out = torch.empty_like(gate)
-        native().gated_pair(gate.data_ptr(), up.data_ptr(), gate.numel(), out.data_ptr())
+        native().gated_pair(_at(gate), _at(up), gate.numel(), _at(out))
         ctx.save_for_backward(gate, up)
         return out
 
@@ -108,29 +112,37 @@ class _Gated(torch.autograd.Function):
         gate, up = ctx.saved_tensors
         gradient = gradient.contiguous()
         of_gate, of_up = torch.empty_like(gate), torch.empty_like(up)
-        memory = [each.data_ptr() for each in (gate, up, gradient)]
-        native().gated_pair_back(*memory, gate.numel(), of_gate.data_ptr(), of_up.data_ptr())
+        memory = [_at(each) for each in (gate, up, gradient)]
+        native().gated_pair_back(*memory, gate.numel(), _at(of_gate), _at(of_up))
         return of_gate, of_up
 
 
 # --- rotary positions
 
 
-def _quicken_turns(definitions: Any) -> None:
-    """`transformers` has the function beside the layers that call it, by its name."""
-    plain = getattr(definitions, "apply_rotary_pos_emb", None)
-    if plain is None or hasattr(plain, "plain"):
-        return
+def _quicken_turns(module: nn.Module) -> None:
+    """Its own `forward`, with another function under the name by which it turns queries and keys.
 
+    Not in the module of `transformers`: other models of this process are computed as ever.
+    """
+    forward = getattr(module.forward, "__func__", None)
+    if not isinstance(forward, FunctionType) or TURNS not in forward.__code__.co_names:
+        return
+    names = {**forward.__globals__, TURNS: _quick_turns(forward.__globals__[TURNS])}
+    quick = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
+    quick.__kwdefaults__ = forward.__kwdefaults__
+    module.forward = MethodType(quick, module)
+
+
+def _quick_turns(plain: Callable[..., Turned]) -> Callable[..., Turned]:
     def apply_rotary_pos_emb(
         q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> Turned:
         if unsqueeze_dim != 1 or q.shape[-1] != cos.shape[-1] or cos.requires_grad or not serves(q, k, cos, sin):
-            return plain(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)  # type: ignore[no-any-return]
+            return plain(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
         return _Turn.apply(q, cos, sin), _Turn.apply(k, cos, sin)  # type: ignore[no-untyped-call]
 
-    apply_rotary_pos_emb.plain = plain  # type: ignore[attr-defined]
-    definitions.apply_rotary_pos_emb = apply_rotary_pos_emb
+    return apply_rotary_pos_emb
 
 
 class _Turn(torch.autograd.Function):
@@ -154,8 +166,8 @@ def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: fl
     by_position = x.transpose(1, 2).contiguous()
     out = torch.empty_like(by_position)
     heads, width = by_position.shape[2:]
-    memory = [each.data_ptr() for each in (by_position, cos, sin)]
-    native().turn(*memory, direction, by_position.numel() // (heads * width), heads, width, out.data_ptr())
+    memory = [_at(each) for each in (by_position, cos, sin)]
+    native().turn(*memory, direction, by_position.numel() // (heads * width), heads, width, _at(out))
     return out.transpose(1, 2)
 
 
@@ -192,8 +204,8 @@ class _Attention(torch.autograd.Function):
         ctx.layout, ctx.scale = layout, scale
         out, logsums = torch.empty_like(query), query.new_empty(tokens, heads)
         scratch = query.new_empty((2 * width + TILE) * capacity)
-        inputs = [each.data_ptr() for each in (query, key, value)]
-        native().packed_attend(*ctx.fixed, *inputs, scale, *(each.data_ptr() for each in (scratch, out, logsums)))
+        inputs = [_at(each) for each in (query, key, value)]
+        native().packed_attend(*ctx.fixed, *inputs, scale, *(_at(each) for each in (scratch, out, logsums)))
         ctx.save_for_backward(query, key, value, out, logsums)
         return out
 
@@ -205,10 +217,17 @@ class _Attention(torch.autograd.Function):
         of_query, of_key, of_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
         width, capacity = query.shape[-1], ctx.fixed[3]
         scratch = query.new_empty((5 * width + 2 * TILE) * capacity)
-        inputs = [each.data_ptr() for each in (query, key, value)]
-        rest = [each.data_ptr() for each in (scratch, out, logsums, gradient, of_query, of_key, of_value)]
+        inputs = [_at(each) for each in (query, key, value)]
+        rest = [_at(each) for each in (scratch, out, logsums, gradient, of_query, of_key, of_value)]
         native().packed_attend_back(*ctx.fixed, *inputs, ctx.scale, *rest)
         return of_query, of_key, of_value, None, None, None
+
+
+def _at(tensor: torch.Tensor) -> int:
+    """Where its numbers are. The kernels believe what they are told, so nothing else than what they take gets there."""
+    if tensor.dtype is not torch.float32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
+        raise InvariantBroken(f"a kernel was given {tensor.dtype} on {tensor.device}, strides {tensor.stride()}")
+    return tensor.data_ptr()
 
 
 def native() -> Any:
