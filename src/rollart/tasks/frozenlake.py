@@ -9,6 +9,7 @@ direction is a lost turn.
 import random
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
 
@@ -66,13 +67,19 @@ class FrozenLake:
         return TextStep(text, reward, done, state=str(self._position))
 
     def _layout(self, seed: int) -> str:
-        return "\n".join(generate_random_map(size=self._size, p=self._ice, seed=seed))
+        return _layout(self._size, self._ice, seed)
 
     def _around(self) -> str:
         """Where the agent stands, and the moves that lead neither out of the lake nor into a hole."""
         row, column = divmod(self._position, self._size)
         moves = "".join(letter for letter, _, kind in _neighbours(self._map, (row, column)) if kind != "H")
         return f"{row},{column} {OPEN}:{moves}"
+
+
+@lru_cache(maxsize=4096)
+def _layout(size: int, ice: float, seed: int) -> str:
+    """Kept, because all attempts at a prompt have the same map."""
+    return "\n".join(generate_random_map(size=size, p=ice, seed=seed))
 
 
 # --- scripts --------------------------------------------------------------------------------------------------------

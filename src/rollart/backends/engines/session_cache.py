@@ -76,7 +76,11 @@ class SessionCache:
         old = session.block
         if old is not None and old.capacity >= tokens:
             return True
-        new = self.arena.allocate(tokens)
+        new = None
+        if old is not None and 2 * self.arena.used_tokens < self.arena.tokens:
+            # Who has grown once grows on: with twice the room, where there is plenty, less is moved.
+            new = self.arena.allocate(max(tokens, 2 * old.capacity))
+        new = new or self.arena.allocate(tokens)
         while new is None and self._evict(session):
             new = self.arena.allocate(tokens)
         if new is None and alone:

@@ -8,9 +8,8 @@
 
 namespace {
 
-constexpr int WIDTH = 16;
-constexpr int TILE = 8;     // queries that are attended with at once
-constexpr int GRAIN = 32;   // positions are read in multiples of this, which all blocks of KV memory are
+constexpr int WIDTH = 16;  // positions are read in multiples of this, and capacities are multiples of it
+constexpr int TILE = 8;    // queries that are attended with at once
 typedef float Vec __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 typedef int32_t Ints __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 
@@ -125,7 +124,8 @@ inline void score(const float *const *query, const float *across, int64_t capaci
                   float *const *scores) {
   constexpr int T = Q == 1 ? 4 : 2;  // enough sums at once to keep the adders busy
   int64_t t = score_from<Q, T>(0, query, across, capacity, dim, end, scores);
-  score_from<Q, 2>(t, query, across, capacity, dim, end, scores);
+  t = score_from<Q, 2>(t, query, across, capacity, dim, end, scores);
+  score_from<Q, 1>(t, query, across, capacity, dim, end, scores);
 }
 
 template <int Q>
@@ -150,7 +150,7 @@ void attend_to(const float *const *query, const int64_t *visible, const float *k
                int64_t capacity, int64_t dim, float *scratch, float *const *out, float *const *logsums) {
   float *scores[Q];
   float shares[Q];
-  const int64_t longest = visible[Q - 1], end = (longest + GRAIN - 1) / GRAIN * GRAIN;
+  const int64_t longest = visible[Q - 1], end = (longest + WIDTH - 1) / WIDTH * WIDTH;
   for (int q = 0; q < Q; q++) scores[q] = scratch + q * capacity;
   score<Q>(query, keys, capacity, dim, end, scores);
   for (int q = 0; q < Q; q++) shares[q] = soften(scores[q], visible[q], end, logsums ? logsums[q] : nullptr);
@@ -159,15 +159,24 @@ void attend_to(const float *const *query, const int64_t *visible, const float *k
 
 // --- attention of packed sequences, with its gradient: keys and values of one head are first laid out as above
 
-// `count` rows of `stride` numbers, the first `dim` of each times `scale`: as columns of `across`, as rows of `along`.
-inline void lay_out(const float *from, int64_t count, int64_t stride, int64_t dim, float scale, float *across,
-                    int64_t capacity, float *along) {
-  for (int64_t t = 0; t < count; t++)
-    for (int64_t d = 0; d < dim; d++) {
-      const float value = from[t * stride + d] * scale;
-      if (across) across[d * capacity + t] = value;
-      if (along) along[t * dim + d] = value;
-    }
+// `count` rows of `stride` numbers, the first `dim` of each times `scale`: as rows of `along`, if that is wanted, and as
+// columns of `across`.
+inline void lay_out(const float *from, int64_t count, int64_t stride, int64_t dim, float scale, float *along,
+                    float *across, int64_t capacity) {
+  if (along)
+    for (int64_t t = 0; t < count; t++)
+      for (int64_t d = 0; d < dim; d++) along[t * dim + d] = from[t * stride + d] * scale;
+  if (across) {
+    int64_t t = 0;
+    for (; t + WIDTH <= count; t += WIDTH)
+      for (int64_t d = 0; d < dim; d++) {
+        Vec column;
+        for (int i = 0; i < WIDTH; i++) column[i] = from[(t + i) * stride + d];
+        store(across + d * capacity + t, column * scale);
+      }
+    for (; t < count; t++)
+      for (int64_t d = 0; d < dim; d++) across[d * capacity + t] = from[t * stride + d] * scale;
+  }
 }
 
 // Rows of gradients to where their keys and values came from.
@@ -211,7 +220,7 @@ void attend_back(const Back &b, const float *const *query, const int64_t *visibl
                  const float *const *logsums, const float *const *gradient, float *const *query_gradient) {
   float *weights[Q], *moved[Q];
   float ones[Q];
-  const int64_t longest = visible[Q - 1], end = (longest + GRAIN - 1) / GRAIN * GRAIN;
+  const int64_t longest = visible[Q - 1], end = (longest + WIDTH - 1) / WIDTH * WIDTH;
   for (int q = 0; q < Q; q++) {
     weights[q] = b.scratch + q * b.capacity;
     moved[q] = b.scratch + (TILE + q) * b.capacity;
@@ -360,7 +369,7 @@ void gated(const float *gate_up, int64_t rows, int64_t width, float *out) {
 
 // Sequences of a row one after the other, as numbers: the length of a prompt, how many rests see it, their lengths, and
 // so on for the next. A rest sees its prompt and, causally, itself; a prompt only itself.
-// capacity: of the longest prompt and rest, a multiple of GRAIN. logsums: (rows, heads). scratch: (2 * dim + TILE) *
+// capacity: of the longest prompt and rest, a multiple of WIDTH. logsums: (rows, heads). scratch: (2 * dim + TILE) *
 // capacity, and back (5 * dim + 2 * TILE) * capacity.
 void packed_attend(const Heads *heads, const int64_t *layout, int64_t blocks, int64_t capacity, const float *queries,
                    const float *keys, const float *values, float scale, float *scratch, float *out, float *logsums) {
@@ -375,8 +384,8 @@ void packed_attend(const Heads *heads, const int64_t *layout, int64_t blocks, in
       for (int64_t part = 0; part <= rests; part++) {
         const int64_t size = part ? layout[1 + part] : prompt, before = part ? prompt : 0;
         const int64_t from = own * stride + head * dim;
-        lay_out(keys + from, size, stride, dim, scale, across + before, capacity, nullptr);
-        lay_out(values + from, size, stride, dim, 1.0f, nullptr, 0, along + before * dim);
+        lay_out(keys + from, size, stride, dim, scale, nullptr, across + before, capacity);
+        lay_out(values + from, size, stride, dim, 1.0f, along + before * dim, nullptr, 0);
         for (int64_t r = 0; r < size * group;) {
           const float *query[TILE];
           float *target[TILE], *logsum[TILE];
@@ -420,8 +429,8 @@ void packed_attend_back(const Heads *heads, const int64_t *layout, int64_t block
       for (int64_t part = 0; part <= rests; part++) {
         const int64_t size = part ? layout[1 + part] : prompt, before = part ? prompt : 0;
         const int64_t from = own * stride + head * dim;
-        lay_out(keys + from, size, stride, dim, scale, keys_across + before, capacity, keys_along + before * dim);
-        lay_out(values + from, size, stride, dim, 1.0f, values_across + before, capacity, nullptr);
+        lay_out(keys + from, size, stride, dim, scale, keys_along + before * dim, keys_across + before, capacity);
+        lay_out(values + from, size, stride, dim, 1.0f, nullptr, values_across + before, capacity);
         for (int64_t i = before * dim; i < (before + size) * dim; i++) of_keys[i] = of_values[i] = 0.0f;
         for (int64_t r = 0; r < size * group;) {
           const float *query[TILE], *target[TILE], *logsum[TILE], *moved[TILE];

@@ -25,7 +25,7 @@ MAX_HEAD_DIM = 512
 """Of what is on the stack."""
 TILE = 8
 """Queries that are attended with at once; there is room for their scores."""
-GRAIN = 32
+WIDTH = 16
 """Positions are read in multiples of this."""
 FLAGS = (
     *("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC"),

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from rollart.backends.native.kernels import GRAIN, TILE, Heads, native_kernels
+from rollart.backends.native.kernels import TILE, WIDTH, Heads, native_kernels
 from rollart.types.errors import InvariantBroken
 
 SILU = ("SiLU", "SiLUActivation")
@@ -195,7 +195,7 @@ class _Attention(torch.autograd.Function):
     ) -> torch.Tensor:
         _, tokens, heads, width = query.shape
         kv_heads = key.shape[2]
-        capacity = -(-longest // GRAIN) * GRAIN
+        capacity = -(-longest // WIDTH) * WIDTH
         shape = Heads(kv_heads, heads // kv_heads, width)
         blocks, at = 0, 0
         while at < len(layout):
