@@ -43,3 +43,27 @@ def samples(seed=0):
     masked = conversation(rng, rng.integers(0, VOCABULARY, 8), [(5, 0)])
     out.append(TrainSample(len(out), 0, "t", (masked,), (Turn(5, 9.0),), 0.0, True))
     return tuple(out)
+
+
+def branching(seed=0, instructions=10):
+    """Two groups of a task with common instructions; members go the same way for a while, two of them to the end."""
+    rng = np.random.default_rng(seed)
+    common = rng.integers(0, VOCABULARY, instructions)
+    out = []
+    for group in range(2):
+        prompt = np.concatenate((common, rng.integers(0, VOCABULARY, 4)))
+        way = [rng.integers(0, VOCABULARY, size) for size in (3, 5, 2, 6, 4, 3)]  # said, seen, said, seen, said, seen
+        for stays in (6, 6, 4, 3, 2, 1, 0):
+            log = TokenSequence()
+            log.append_context(Segment.of(prompt))
+            turns = []
+            for number, part in enumerate(way):
+                tokens = part if number < stays else rng.integers(0, VOCABULARY, part.size)
+                if number % 2:
+                    log.append_context(Segment.of(tokens))
+                else:
+                    logprobs = rng.normal(-5.0, 0.1, part.size).astype(LOGPROB).tobytes()
+                    log.append_sampled(Generated(Segment.of(tokens), logprobs, (VersionRun(Version(0, 0), part.size),)))
+                    turns.append(Turn(part.size, float(rng.normal())))
+            out.append(TrainSample(len(out), group, "t", (log,), tuple(turns), 0.0))
+    return tuple(out)

@@ -12,11 +12,12 @@ from rollart.backends.trainers.packing import Item, items, micro_batches
 def rows(count, seed=0):
     """Of different lengths, some with the prompt of another."""
     rng = np.random.default_rng(seed)
-    made = []
+    made, prompts = [], []
     for number in range(count):
         prompt = np.full(int(rng.integers(2, 30)), number // 3, dtype=np.int32)
         if number % 3:
-            prompt = np.frombuffer(made[-1].prompt, dtype=np.int32)
+            prompt = prompts[-1]
+        prompts.append(prompt)
         rest = rng.integers(0, VOCABULARY, int(rng.integers(1, 60))).astype(np.int32)
         first = prompt.size - 1
         sources = np.arange(first, first + rest.size)
@@ -25,9 +26,7 @@ def rows(count, seed=0):
         made.append(
             example._replace(
                 trajectory=number,
-                prompt=prompt.tobytes(),
-                prompt_length=prompt.size,
-                rest=rest[:-1],
+                fed=np.concatenate((prompt, rest[:-1])),
                 sources=sources,
                 targets=rest,
                 behaviour=numbers,
@@ -70,4 +69,4 @@ def test_ranks_have_nearly_the_same_to_do(ranks, budget):
 def test_the_shortest_is_the_least_work():
     own = rows(20)
     (only,) = shortest(own).items
-    assert only.prompt_length + only.rest.size == min(row.prompt_length + row.rest.size for row in own)
+    assert only.fed.size == min(row.fed.size for row in own)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from packed_parts import samples
+from packed_parts import branching, samples
 from parts import TINY, VOCABULARY
 
 from rollart.backends.models import build_model, token_logprobs
@@ -77,7 +77,7 @@ def test_packed_is_one_by_one(dtype, kind, tied, budget, share):
     rows = items(samples(), VOCABULARY)
     alone, together = model(kind, tied=tied, dtype=dtype), model(kind, tied=tied, dtype=dtype)
     weights = directions(rows, alone.dtype)
-    batches = micro_batches(rows, budget, share_prompts=share)
+    batches = micro_batches(rows, budget, share=share)
     expected = one_by_one(alone, rows, weights)
     found = in_rows(PackedModel(together), batches, weights)
     assert_alike(expected, found, TOLERANCE[dtype])
@@ -106,7 +106,20 @@ def test_a_shared_prompt_collects_the_gradients_of_all(monkeypatch, maths):
     in_rows(packed, micro_batches(rows, 10_000), weights)
     if maths == "torch":
         assert calls.count(17) == TINY["config"]["num_hidden_layers"]  # the prompt of four, once in every layer
-    in_rows(PackedModel(apart), micro_batches(rows, 10_000, share_prompts=False), weights)
+    in_rows(PackedModel(apart), micro_batches(rows, 10_000, share=False), weights)
+    assert_alike(gradients(apart), gradients(shared), 2e-5)
+
+
+@pytest.mark.parametrize("budget", [10_000, 90, 60])
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_sequences_that_part_on_the_way(kind, budget, kv_heads):
+    rows = items(branching(), VOCABULARY)
+    weights = directions(rows, torch.float32)
+    shared, apart = (model(kind, num_key_value_heads=kv_heads) for _ in range(2))
+    found = in_rows(PackedModel(shared), micro_batches(rows, budget), weights)
+    expected = in_rows(PackedModel(apart), micro_batches(rows, 1, share=False), weights)
+    assert_alike(expected, found, 2e-5)
     assert_alike(gradients(apart), gradients(shared), 2e-5)
 
 

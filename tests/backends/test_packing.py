@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from packed_parts import conversation, samples
+from packed_parts import branching, conversation, samples
 from parts import VOCABULARY
 
 from rollart.backends.trainers.packing import Untrainable, items, micro_batches
@@ -20,22 +20,50 @@ def whole(trajectory, *logs):
 @pytest.mark.parametrize("share", [False, True])
 def test_every_action_token_is_in_one_micro_batch(budget, share):
     rows = items(samples(), VOCABULARY)
-    batches = micro_batches(rows, budget, share_prompts=share)
+    batches = micro_batches(rows, budget, share=share)
     packed = [item for batch in batches for item in batch.items]
     assert sorted(item.trajectory for item in packed) == sorted(row.trajectory for row in rows)
     for batch in batches:
         assert batch.tokens <= budget or len(batch.items) == 1
-    assert micro_batches(rows, budget, share_prompts=share) == batches
+    assert micro_batches(rows, budget, share=share) == batches
 
 
 def test_a_prompt_is_there_once_and_nothing_behind_the_last_action():
     rows = items(samples(), VOCABULARY)
     (shared,) = micro_batches(rows, 10_000)
-    (apart,) = micro_batches(rows, 10_000, share_prompts=False)
+    (apart,) = micro_batches(rows, 10_000, share=False)
     assert apart.tokens - shared.tokens == 3 * 17 + 2 * 9
-    lengths = [row.prompt_length + row.rest.size for row in rows]
+    lengths = [row.fed.size for row in rows]
     assert lengths[:3] == [17 + 5 + 3 + 4 - 1, 17 + 9 - 1, 17]  # the last action is predicted and not fed
     assert apart.tokens == sum(lengths)
+
+
+def test_what_is_common_is_there_once():
+    """Of two groups: the instructions, and of every group as far as members went the same way."""
+    rows = items(branching(), VOCABULARY)
+    (batch,) = micro_batches(rows, 10_000)
+    (tree,) = batch.trees
+    assert sorted(tree.common) == sorted([0, 10] + 2 * [33, 30, 24, 22, 17, 14])
+    assert {row.fed.size for row in rows} == {33}
+    fed = {bytes(row.fed[:length].tobytes()) for row in rows for length in range(1, 34)}
+    assert batch.tokens == len(fed)  # every beginning once
+
+
+def test_a_tree_is_cut_where_it_is_full():
+    rows = items(branching(), VOCABULARY)
+    for budget in (34, 50, 70, 120):
+        batches = micro_batches(rows, budget)
+        assert all(batch.tokens <= budget for batch in batches)
+        assert all(tree.common[0] == 0 for batch in batches for tree in batch.trees)
+        assert sum(len(batch.items) for batch in batches) == len(rows)
+        assert sum(batch.tokens for batch in batches) < sum(row.fed.size for row in rows)
+
+
+def test_few_common_tokens_are_not_looked_for():
+    """Six of a prompt are not, nine with the first answer are."""
+    rows = items(branching(instructions=2), VOCABULARY)
+    (batch,) = micro_batches(rows, 10_000)
+    assert sorted(len(tree.members) for tree in batch.trees) == [1, 1, 6, 6]
 
 
 def test_masked_samples_and_tokens_that_nothing_predicts_are_left_out():

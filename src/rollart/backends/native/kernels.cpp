@@ -179,16 +179,6 @@ inline void lay_out(const float *from, int64_t count, int64_t stride, int64_t di
   }
 }
 
-// Rows of gradients to where their keys and values came from.
-inline void gather_rows(const float *of_keys, const float *of_values, int64_t count, int64_t dim, float scale,
-                        float *keys, float *values, int64_t stride) {
-  for (int64_t t = 0; t < count; t++)
-    for (int64_t d = 0; d < dim; d++) {
-      keys[t * stride + d] = of_keys[t * dim + d] * scale;
-      values[t * stride + d] = of_values[t * dim + d];
-    }
-}
-
 // into[t] += the sum of weights[q][t] * rows[q], for every t below `length`.
 template <int Q>
 inline void spread(const float *const *weights, const float *const *rows, int64_t dim, int64_t length, float *into) {
@@ -367,99 +357,93 @@ void gated(const float *gate_up, int64_t rows, int64_t width, float *out) {
 
 // --- training: (rows, heads, dim) for queries and what comes out, (rows, kv heads, dim) for keys and values
 
-// Sequences of a row one after the other, as numbers: the length of a prompt, how many rests see it, their lengths, and
-// so on for the next. A rest sees its prompt and, causally, itself; a prompt only itself.
-// capacity: of the longest prompt and rest, a multiple of WIDTH. logsums: (rows, heads). scratch: (2 * dim + TILE) *
-// capacity, and back (5 * dim + 2 * TILE) * capacity.
-void packed_attend(const Heads *heads, const int64_t *layout, int64_t blocks, int64_t capacity, const float *queries,
+// Sequences that are branches of each other: `size` tokens, the next rows, that go on after the first `before` tokens of
+// the sequence that came before it. They see those and, causally, each other.
+struct Branch {
+  int64_t before, size;
+};
+
+// capacity: of the longest sequence, a multiple of WIDTH. logsums: (rows, heads). scratch: (2 * dim + TILE) * capacity.
+void packed_attend(const Heads *heads, const Branch *branches, int64_t number, int64_t capacity, const float *queries,
                    const float *keys, const float *values, float scale, float *scratch, float *out, float *logsums) {
   const int64_t dim = heads->dim, group = heads->group, kv_heads = heads->kv_heads, stride = kv_heads * dim;
   float *across = scratch, *along = across + capacity * dim, *scores = along + capacity * dim;
-  int64_t row = 0;
-  for (int64_t n = 0; n < blocks; n++) {
-    const int64_t prompt = layout[0], rests = layout[1];
-    int64_t after = row;
-    for (int64_t head = 0; head < kv_heads; head++) {
-      int64_t own = row;
-      for (int64_t part = 0; part <= rests; part++) {
-        const int64_t size = part ? layout[1 + part] : prompt, before = part ? prompt : 0;
-        const int64_t from = own * stride + head * dim;
-        lay_out(keys + from, size, stride, dim, scale, nullptr, across + before, capacity);
-        lay_out(values + from, size, stride, dim, 1.0f, along + before * dim, nullptr, 0);
-        for (int64_t r = 0; r < size * group;) {
-          const float *query[TILE];
-          float *target[TILE], *logsum[TILE];
-          int64_t visible[TILE];
-          const int tile = size * group - r < TILE ? size * group - r : TILE;
-          for (int q = 0; q < tile; q++, r++) {
-            const int64_t at = ((own + r / group) * kv_heads + head) * group + r % group;
-            query[q] = queries + at * dim;
-            target[q] = out + at * dim;
-            logsum[q] = logsums + at;
-            visible[q] = before + r / group + 1;
-          }
-#define CALL(Q) attend_to<Q>(query, visible, across, along, capacity, dim, scores, target, logsum)
-          FOR_TILE(tile, CALL)
-#undef CALL
+  for (int64_t head = 0; head < kv_heads; head++) {
+    int64_t row = 0;
+    for (const Branch *b = branches; b < branches + number; row += b->size, b++) {
+      const int64_t from = row * stride + head * dim;
+      lay_out(keys + from, b->size, stride, dim, scale, nullptr, across + b->before, capacity);
+      lay_out(values + from, b->size, stride, dim, 1.0f, along + b->before * dim, nullptr, 0);
+      for (int64_t r = 0; r < b->size * group;) {
+        const float *query[TILE];
+        float *target[TILE], *logsum[TILE];
+        int64_t visible[TILE];
+        const int tile = b->size * group - r < TILE ? b->size * group - r : TILE;
+        for (int q = 0; q < tile; q++, r++) {
+          const int64_t at = ((row + r / group) * kv_heads + head) * group + r % group;
+          query[q] = queries + at * dim;
+          target[q] = out + at * dim;
+          logsum[q] = logsums + at;
+          visible[q] = b->before + r / group + 1;
         }
-        own += size;
+#define CALL(Q) attend_to<Q>(query, visible, across, along, capacity, dim, scores, target, logsum)
+        FOR_TILE(tile, CALL)
+#undef CALL
       }
-      after = own;
     }
-    row = after;
-    layout += 2 + rests;
   }
 }
 
-void packed_attend_back(const Heads *heads, const int64_t *layout, int64_t blocks, int64_t capacity,
-                        const float *queries, const float *keys, const float *values, float scale, float *scratch,
-                        const float *out, const float *logsums, const float *gradient, float *queries_gradient,
-                        float *keys_gradient, float *values_gradient) {
+// Its gradient. rows: `capacity` numbers. scratch: (5 * dim + 2 * TILE) * capacity.
+void packed_attend_back(const Heads *heads, const Branch *branches, int64_t number, int64_t capacity,
+                        const float *queries, const float *keys, const float *values, float scale, int64_t *rows,
+                        float *scratch, const float *out, const float *logsums, const float *gradient,
+                        float *queries_gradient, float *keys_gradient, float *values_gradient) {
   const int64_t dim = heads->dim, group = heads->group, kv_heads = heads->kv_heads, stride = kv_heads * dim;
   const int64_t panel = capacity * dim;
   float *keys_across = scratch, *keys_along = scratch + panel, *values_across = scratch + 2 * panel;
   float *of_keys = scratch + 3 * panel, *of_values = scratch + 4 * panel;
   const Back back = {keys_across, keys_along, values_across, of_keys, of_values, scratch + 5 * panel, capacity, dim};
-  int64_t row = 0;
-  for (int64_t n = 0; n < blocks; n++) {
-    const int64_t prompt = layout[0], rests = layout[1];
-    int64_t after = row;
-    for (int64_t head = 0; head < kv_heads; head++) {
-      int64_t own = row;
-      for (int64_t part = 0; part <= rests; part++) {
-        const int64_t size = part ? layout[1 + part] : prompt, before = part ? prompt : 0;
-        const int64_t from = own * stride + head * dim;
-        lay_out(keys + from, size, stride, dim, scale, keys_along + before * dim, keys_across + before, capacity);
-        lay_out(values + from, size, stride, dim, 1.0f, nullptr, values_across + before, capacity);
-        for (int64_t i = before * dim; i < (before + size) * dim; i++) of_keys[i] = of_values[i] = 0.0f;
-        for (int64_t r = 0; r < size * group;) {
-          const float *query[TILE], *target[TILE], *logsum[TILE], *moved[TILE];
-          float *query_moved[TILE];
-          int64_t visible[TILE];
-          const int tile = size * group - r < TILE ? size * group - r : TILE;
-          for (int q = 0; q < tile; q++, r++) {
-            const int64_t at = ((own + r / group) * kv_heads + head) * group + r % group;
-            query[q] = queries + at * dim;
-            target[q] = out + at * dim;
-            logsum[q] = logsums + at;
-            moved[q] = gradient + at * dim;
-            query_moved[q] = queries_gradient + at * dim;
-            visible[q] = before + r / group + 1;
-          }
-#define CALL(Q) attend_back<Q>(back, query, visible, target, logsum, moved, query_moved)
-          FOR_TILE(tile, CALL)
-#undef CALL
+  for (int64_t head = 0; head < kv_heads; head++) {
+    // What was gathered for the positions from `first` on, to the rows they stand for: nobody else sees them.
+    int64_t length = 0;
+    auto leave = [&](int64_t first) {
+      for (int64_t t = first; t < length; t++)
+        for (int64_t d = 0; d < dim; d++) {
+          const int64_t at = rows[t] * stride + head * dim + d;
+          keys_gradient[at] = of_keys[t * dim + d] * scale;
+          values_gradient[at] = of_values[t * dim + d];
         }
-        if (part) gather_rows(of_keys + before * dim, of_values + before * dim, size, dim, scale,
-                              keys_gradient + from, values_gradient + from, stride);
-        own += size;
+    };
+    int64_t row = 0;
+    for (const Branch *b = branches; b < branches + number; row += b->size, b++) {
+      leave(b->before);
+      length = b->before + b->size;
+      const int64_t from = row * stride + head * dim;
+      lay_out(keys + from, b->size, stride, dim, scale, keys_along + b->before * dim, keys_across + b->before, capacity);
+      lay_out(values + from, b->size, stride, dim, 1.0f, nullptr, values_across + b->before, capacity);
+      for (int64_t t = b->before; t < length; t++) rows[t] = row + t - b->before;
+      for (int64_t i = b->before * dim; i < length * dim; i++) of_keys[i] = of_values[i] = 0.0f;
+      for (int64_t r = 0; r < b->size * group;) {
+        const float *query[TILE], *target[TILE], *logsum[TILE], *moved[TILE];
+        float *query_moved[TILE];
+        int64_t visible[TILE];
+        const int tile = b->size * group - r < TILE ? b->size * group - r : TILE;
+        for (int q = 0; q < tile; q++, r++) {
+          const int64_t at = ((row + r / group) * kv_heads + head) * group + r % group;
+          query[q] = queries + at * dim;
+          target[q] = out + at * dim;
+          logsum[q] = logsums + at;
+          moved[q] = gradient + at * dim;
+          query_moved[q] = queries_gradient + at * dim;
+          visible[q] = b->before + r / group + 1;
+        }
+#define CALL(Q) attend_back<Q>(back, query, visible, target, logsum, moved, query_moved)
+        FOR_TILE(tile, CALL)
+#undef CALL
       }
-      gather_rows(of_keys, of_values, prompt, dim, scale, keys_gradient + row * stride + head * dim,
-                  values_gradient + row * stride + head * dim, stride);
-      after = own;
     }
-    row = after;
-    layout += 2 + rests;
+    leave(0);
   }
 }
 

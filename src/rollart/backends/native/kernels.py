@@ -56,7 +56,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "rms_norm": [_POINTER, _POINTER, _FLOAT, _NUMBER, _NUMBER, _POINTER],
     "gated": [_POINTER, _NUMBER, _NUMBER, _POINTER],
     "packed_attend": [_HEADS, _POINTER, _NUMBER, _NUMBER, *[_POINTER] * 3, _FLOAT, *[_POINTER] * 3],
-    "packed_attend_back": [_HEADS, _POINTER, _NUMBER, _NUMBER, *[_POINTER] * 3, _FLOAT, *[_POINTER] * 7],
+    "packed_attend_back": [_HEADS, _POINTER, _NUMBER, _NUMBER, *[_POINTER] * 3, _FLOAT, *[_POINTER] * 8],
     "rms_norm_shares": [_POINTER, _POINTER, _FLOAT, _NUMBER, _NUMBER, _POINTER, _POINTER],
     "rms_norm_back": [*[_POINTER] * 4, _NUMBER, _NUMBER, _POINTER, _POINTER],
     "turn": [*[_POINTER] * 3, _FLOAT, *[_NUMBER] * 3, _POINTER],

@@ -113,7 +113,7 @@ def _train(settings: ColdStartSettings, packed: PackedModel, transcripts: Sequen
         while not chosen or tokens < settings.batch_tokens:
             waiting = waiting or chance.permutation(len(rows)).tolist()
             chosen.append(rows[waiting.pop()])
-            tokens += chosen[-1].prompt_length + chosen[-1].rest.size
+            tokens += chosen[-1].fed.size
         (batch,) = micro_batches(chosen, tokens)
         weights = torch.from_numpy(np.concatenate([item.advantages for item in batch.items])).to(settings.device)
         loss = -(packed.scores(batch).logprobs * weights).sum() / weights.sum()

@@ -10,7 +10,7 @@ What holds:
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rollart.backends.trainers.packing import Cluster, Item, MicroBatch, micro_batches
+from rollart.backends.trainers.packing import Item, MicroBatch, Tree, micro_batches
 
 
 class Deal(NamedTuple):
@@ -43,7 +43,7 @@ def deal(rows: Sequence[Item], token_budget: int, ranks: int) -> Deal:
 
 def shortest(rows: Sequence[Item]) -> MicroBatch:
     """The least that a rank can compute."""
-    return MicroBatch((min((Cluster((row,)) for row in rows), key=lambda each: each.tokens),))
+    return MicroBatch((Tree((min(rows, key=lambda each: each.fed.size),), (0,)),))
 
 
 def _even(rows: Sequence[Item], cut: list[MicroBatch], token_budget: int, most: int) -> list[MicroBatch]:

@@ -175,11 +175,14 @@ def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: fl
 
 
 def attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: NDArray[np.int64], longest: int, scale: float
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, branches: NDArray[np.int64], scale: float
 ) -> torch.Tensor:
-    """(1, heads, tokens, width) each, and (1, tokens, heads, width) what comes out. `layout`: as in `kernels.cpp`."""
+    """(1, heads, tokens, width) each, and (1, tokens, heads, width) what comes out.
+
+    `branches`: (sequences, 2), as in `kernels.cpp`.
+    """
     parts = (each.transpose(1, 2).contiguous() for each in (query, key, value))
-    return _Attention.apply(*parts, layout, longest, scale)  # type: ignore[no-any-return,no-untyped-call]
+    return _Attention.apply(*parts, branches, scale)  # type: ignore[no-any-return,no-untyped-call]
 
 
 class _Attention(torch.autograd.Function):
@@ -189,19 +192,14 @@ class _Attention(torch.autograd.Function):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        layout: NDArray[np.int64],
-        longest: int,
+        branches: NDArray[np.int64],
         scale: float,
     ) -> torch.Tensor:
         _, tokens, heads, width = query.shape
         kv_heads = key.shape[2]
-        capacity = -(-longest // WIDTH) * WIDTH
-        shape = Heads(kv_heads, heads // kv_heads, width)
-        blocks, at = 0, 0
-        while at < len(layout):
-            blocks, at = blocks + 1, at + 2 + int(layout[at + 1])
-        ctx.fixed = byref(shape), layout.ctypes.data, blocks, capacity
-        ctx.layout, ctx.scale = layout, scale
+        capacity = -(-int(branches.sum(1).max()) // WIDTH) * WIDTH
+        ctx.branches, ctx.scale = branches, scale
+        ctx.fixed = byref(Heads(kv_heads, heads // kv_heads, width)), branches.ctypes.data, len(branches), capacity
         out, logsums = torch.empty_like(query), query.new_empty(tokens, heads)
         scratch = query.new_empty((2 * width + TILE) * capacity)
         inputs = [_at(each) for each in (query, key, value)]
@@ -218,9 +216,10 @@ class _Attention(torch.autograd.Function):
         width, capacity = query.shape[-1], ctx.fixed[3]
         scratch = query.new_empty((5 * width + 2 * TILE) * capacity)
         inputs = [_at(each) for each in (query, key, value)]
+        rows = torch.empty(capacity, dtype=torch.int64)
         rest = [_at(each) for each in (scratch, out, logsums, gradient, of_query, of_key, of_value)]
-        native().packed_attend_back(*ctx.fixed, *inputs, ctx.scale, *rest)
-        return of_query, of_key, of_value, None, None, None
+        native().packed_attend_back(*ctx.fixed, *inputs, ctx.scale, rows.data_ptr(), *rest)
+        return of_query, of_key, of_value, None, None
 
 
 def _at(tensor: torch.Tensor) -> int:

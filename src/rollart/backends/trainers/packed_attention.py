@@ -1,11 +1,12 @@
 """Attention over a packed row, for every model of `transformers` that takes its attention function from outside.
 
-    row       | prompt A | rest A1 | rest A2 | prompt B | …        queries, keys and values of all sequences
-    sees      itself      A + A1    A + A2    itself                causally; nothing sees another sequence
+    row       | A 0 … 9 | A1 7 … 12 | A2 7 … 9 | B 0 … 5 | …        queries, keys and values of all sequences
+    sees      itself      A 0 … 6     A 0 … 6    itself              and itself, causally
 
-What holds: the output of every token is that of its sequence alone, as if each had been computed by itself; the keys
-and values of a shared prompt are computed once and collect the gradients of all that see them; the work grows with the
-square of sequences, not of the row.
+A row holds branches: a sequence that begins like the one before it is there from where they part. What holds: the
+output of every token is that of its sequence alone, as if each had been computed by itself; the keys and values of a
+common beginning are computed once and collect the gradients of all that see them; the work grows with the square of
+sequences, not of the row.
 """
 
 from collections.abc import Sequence
@@ -31,26 +32,21 @@ class UnsupportedAttention(Exception):
     """The model asks for attention that a packed row cannot have."""
 
 
-class Block(NamedTuple):
-    """A prompt and those who see it, by their lengths in the row. A sequence alone is a prompt that nobody sees."""
+class Branch(NamedTuple):
+    """`size` tokens that go on after the first `before` of the sequence before it in the row."""
 
-    prompt: int
-    rests: tuple[int, ...] = ()
+    before: int
+    size: int
 
 
 class Layout:
     """Where the sequences of a row lie. `calls` counts the layers that asked."""
 
-    def __init__(self, blocks: Sequence[Block]) -> None:
-        self.blocks = tuple(blocks)
-        self.sizes = [size for block in self.blocks for size in (block.prompt, *block.rests)]
+    def __init__(self, branches: Sequence[Branch]) -> None:
+        self.branches = tuple(branch for branch in branches if branch.size)
+        self.sizes = [branch.size for branch in self.branches]
+        self.numbers = np.array(self.branches, dtype=np.int64)
         self.calls = 0
-        self.numbers = np.array(
-            [number for block in self.blocks for number in (block.prompt, len(block.rests), *block.rests)],
-            dtype=np.int64,
-        )
-        """As the native kernels take it."""
-        self.longest = max(block.prompt + max(block.rests, default=0) for block in self.blocks)
         self._masks: dict[tuple[int, int, torch.dtype, torch.device], torch.Tensor] = {}
 
     def mask(self, before: int, queries: torch.Tensor) -> torch.Tensor:
@@ -90,27 +86,45 @@ def packed_attention(
         query, key, value = query.to(kind), key.to(kind), value.to(kind)
     if serves(query, key, value):
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        return attend(query, key, value, layout.numbers, layout.longest, scale), None
+        return attend(query, key, value, layout.numbers, scale), None
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     # Split at once: its backward joins the pieces, where that of slices would add up a whole row for each.
     pieces = zip(*(torch.split(tensor, layout.sizes, 2) for tensor in (query, key, value)), strict=True)
     out = []
-    for block in layout.blocks:
-        q, k, v = next(pieces)
-        out.append(scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling))
-        for _ in block.rests:
-            rest_q, rest_k, rest_v = next(pieces)
-            seen_k, seen_v = torch.cat((k, rest_k), 2), torch.cat((v, rest_v), 2)
-            before = block.prompt
-            for chunk in torch.split(rest_q, CHUNK_TOKENS, 2):
-                end = before + chunk.shape[2]
-                mask = layout.mask(before, chunk)
-                seen = seen_k[:, :, :end], seen_v[:, :, :end]
-                out.append(scaled_dot_product_attention(chunk, *seen, attn_mask=mask, scale=scaling))
-                before = end
+    path: list[_Seen] = []
+    for branch, (q, k, v) in zip(layout.branches, pieces, strict=True):
+        path = [*_first(path, branch.before), _Seen(k, v)]
+        if not branch.before:
+            out.append(scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling))
+            continue
+        every_k, every_v = (torch.cat(parts, 2) for parts in zip(*path, strict=True))
+        before = branch.before
+        for chunk in torch.split(q, CHUNK_TOKENS, 2):
+            end = before + chunk.shape[2]
+            seen = every_k[:, :, :end], every_v[:, :, :end]
+            out.append(scaled_dot_product_attention(chunk, *seen, attn_mask=layout.mask(before, chunk), scale=scaling))
+            before = end
     return torch.cat(out, 2).transpose(1, 2), None
+
+
+class _Seen(NamedTuple):
+    """Keys and values of some tokens of a sequence."""
+
+    key: torch.Tensor
+    value: torch.Tensor
+
+
+def _first(path: Sequence[_Seen], count: int) -> list[_Seen]:
+    """Of a sequence, the first tokens."""
+    kept = []
+    for key, value in path:
+        if count:
+            size = min(count, key.shape[2])
+            kept.append(_Seen(key[:, :, :size], value[:, :, :size]))
+            count -= size
+    return kept
 
 
 def _why(asked: Sequence[str], mask: torch.Tensor | None, dropout: float, layout: Layout | None) -> str:

@@ -17,7 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rollart.backends.models import token_logprobs
 from rollart.backends.trainers.native_layers import quicken
-from rollart.backends.trainers.packed_attention import NAME, Block, Layout, UnsupportedAttention
+from rollart.backends.trainers.packed_attention import NAME, Branch, Layout, UnsupportedAttention
 from rollart.backends.trainers.packing import Item, MicroBatch, micro_batches
 from rollart.types.errors import RequestError
 from rollart.types.ids import TrajectoryId
@@ -114,39 +114,29 @@ class PackedModel:
 
 
 def pack_row(batch: MicroBatch, device: torch.device) -> Row:
-    """Prompts and rests one after the other; positions count within a sequence."""
+    """Sequences one after the other, each from where it parts from the one before; positions count within them."""
     tokens: list[np.ndarray[Any, Any]] = []
     positions: list[np.ndarray[Any, Any]] = []
     keep: list[np.ndarray[Any, Any]] = []
-    blocks = []
-    start = 0
-    for cluster in batch.clusters:
-        first = cluster.members[0]
-        prompt = first.prompt_length
-        tokens.append(np.frombuffer(first.prompt, dtype=first.rest.dtype))
-        positions.append(np.arange(prompt))
-        end = start + prompt
-        for member in cluster.members:
-            tokens.append(member.rest)
-            positions.append(np.arange(prompt, prompt + member.rest.size))
-            in_prompt = member.sources < prompt
-            keep.append(np.where(in_prompt, start, end - prompt) + member.sources)
-            end += member.rest.size
-        blocks.append(_block(prompt, [member.rest.size for member in cluster.members]))
-        start = end
+    branches = []
+    end = 0
+    for tree in batch.trees:
+        rows = np.empty(0, dtype=np.int64)  # where the tokens of the sequence before are
+        for member, common in zip(tree.members, tree.common, strict=True):
+            own = member.fed[common:]
+            rows = np.concatenate((rows[:common], np.arange(end, end + own.size)))
+            tokens.append(own)
+            positions.append(np.arange(common, member.fed.size))
+            keep.append(rows[member.sources])
+            branches.append(Branch(common, own.size))
+            end += own.size
     return Row(
         tokens=_tensor(tokens, device),
         positions=_tensor(positions, device),
         keep=_tensor(keep, device),
         targets=_tensor([item.targets for item in batch.items], device),
-        layout=Layout(blocks),
+        layout=Layout(branches),
     )
-
-
-def _block(prompt: int, rests: Sequence[int]) -> Block:
-    if len(rests) == 1:
-        return Block(prompt + rests[0])
-    return Block(prompt, tuple(rest for rest in rests if rest))
 
 
 def _tensor(parts: Sequence[np.ndarray[Any, Any]], device: torch.device) -> torch.Tensor:
@@ -175,18 +165,16 @@ def _switch_attention(packed: PackedModel, model: Any) -> None:
 
 
 def _probe(vocabulary: int) -> MicroBatch:
-    """Two sequences with one prompt, and one of its own."""
+    """Three sequences that part at different places, and one of its own."""
     rows = []
-    for number, (prompt, length) in enumerate(((5, 11), (5, 9), (3, 8))):
-        tokens = ((np.arange(length) * (7 if prompt == 5 else 11) + 3) % vocabulary).astype(np.int32)
-        tokens[prompt:] = (tokens[prompt:] + number) % vocabulary
-        actions = np.arange(prompt, length)
+    for number, (common, length) in enumerate(((0, 17), (9, 15), (12, 19), (0, 8))):
+        tokens = ((np.arange(length) * (7 if length > 8 else 11) + 3) % vocabulary).astype(np.int32)
+        tokens[common:] = (tokens[common:] + number) % vocabulary
+        actions = np.arange(4, length)
         rows.append(
             Item(
                 trajectory=TrajectoryId(number),
-                prompt=tokens[:prompt].tobytes(),
-                prompt_length=prompt,
-                rest=tokens[prompt:-1],
+                fed=tokens[:-1],
                 sources=actions - 1,
                 targets=tokens[actions],
                 behaviour=np.zeros(actions.size, dtype=np.float32),
@@ -200,8 +188,7 @@ def _probe(vocabulary: int) -> MicroBatch:
 
 def _alone(model: Any, item: Item) -> torch.Tensor:
     """The logits that the model itself gives for one sequence."""
-    tokens = np.concatenate((np.frombuffer(item.prompt, dtype=item.rest.dtype), item.rest))
-    logits: torch.Tensor = model(_tensor([tokens], model.device)[None], use_cache=False).logits[0]
+    logits: torch.Tensor = model(_tensor([item.fed], model.device)[None], use_cache=False).logits[0]
     return logits[torch.from_numpy(item.sources).to(model.device)]
 
 

@@ -1,16 +1,16 @@
 """Trajectories as rows of tokens without padding, cut into mini-batches and by a token budget.
 
     samples ──► Item (one sequence: what is fed, what is predicted) ──► mini-batches (one optimiser step each)
-    a mini-batch ──► Cluster (one prompt, its members) ──► MicroBatch (one forward and backward pass)
+    a mini-batch ──► Tree (sequences with a common beginning) ──► MicroBatch (one forward and backward pass)
 
-    a micro-batch    | prompt A | rest A1 | rest A2 | prompt B with its only rest | …      one row, no padding
-    positions        0 …      p p …       p …       0 …
+    a micro-batch    | A 0 … 9 | A1 7 … 12 | A2 7 … 9 | B 0 … 5 | …      one row, no padding
 
 What holds:
 - every action token that has a token before it is in exactly one mini-batch, and there in exactly one micro-batch; all
   of a trajectory are in the same mini-batch, all of a sequence in the same micro-batch;
 - a micro-batch has at most `token_budget` tokens, unless it is one sequence that alone is longer;
-- sequences with the same prompt share it: it is there once per micro-batch;
+- sequences that begin alike share their beginning: the prompt of a group, the instructions of a task, the first turns
+  where several went the same way, what is left of a context that was cut. It is there once per micro-batch;
 - what nothing is predicted from, behind the last action of a sequence, is left out;
 - masked samples are not there: all that they do, the group's baseline, is in the others' advantages already.
 """
@@ -27,6 +27,9 @@ from rollart.types.trajectory import TrainSample
 
 Scalar = TypeVar("Scalar", np.int32, np.float32)
 
+SHARED_FROM = 8
+"""Tokens from which on a common beginning is worth being looked for in another place."""
+
 
 class Untrainable(Exception):
     """A batch cannot be trained; nothing was changed."""
@@ -36,11 +39,8 @@ class Item(NamedTuple):
     """One sequence. Action i is the token `targets[i]`, predicted where the token with index `sources[i]` is fed."""
 
     trajectory: TrajectoryId
-    prompt: bytes
-    """The tokens up to the first action."""
-    prompt_length: int
-    rest: NDArray[np.int32]
-    """What is fed after the prompt."""
+    fed: NDArray[np.int32]
+    """Its tokens up to the last action."""
     sources: NDArray[np.int64]
     targets: NDArray[np.int32]
     behaviour: NDArray[np.float32]
@@ -53,28 +53,29 @@ class Item(NamedTuple):
     """What the value head has to learn; None: there is no value head."""
 
 
-class Cluster(NamedTuple):
-    """Members with the same prompt, which is fed once."""
+class Tree(NamedTuple):
+    """Sequences, and of each how many tokens it has in common with the one before it: those are fed once."""
 
     members: tuple[Item, ...]
+    common: tuple[int, ...]
 
     @property
     def tokens(self) -> int:
-        return self.members[0].prompt_length + sum(member.rest.size for member in self.members)
+        return sum(member.fed.size for member in self.members) - sum(self.common)
 
 
 class MicroBatch(NamedTuple):
     """What one forward and backward pass computes; arrays over its action tokens are in the order of `items`."""
 
-    clusters: tuple[Cluster, ...]
+    trees: tuple[Tree, ...]
 
     @property
     def items(self) -> list[Item]:
-        return [member for cluster in self.clusters for member in cluster.members]
+        return [member for tree in self.trees for member in tree.members]
 
     @property
     def tokens(self) -> int:
-        return sum(cluster.tokens for cluster in self.clusters)
+        return sum(tree.tokens for tree in self.trees)
 
 
 def items(samples: Sequence[TrainSample], vocabulary: int) -> list[Item]:
@@ -120,9 +121,7 @@ def last_state(sample: TrainSample, vocabulary: int) -> Item:
     nothing = np.zeros(1)
     return Item(
         trajectory=sample.trajectory,
-        prompt=tokens.tobytes(),
-        prompt_length=tokens.size,
-        rest=tokens[:0],
+        fed=tokens,
         sources=np.array([tokens.size - 1]),
         targets=nothing.astype(np.int32),
         behaviour=nothing.astype(np.float32),
@@ -131,20 +130,19 @@ def last_state(sample: TrainSample, vocabulary: int) -> Item:
     )
 
 
-def micro_batches(rows: Sequence[Item], token_budget: int, *, share_prompts: bool = True) -> list[MicroBatch]:
+def micro_batches(rows: Sequence[Item], token_budget: int, *, share: bool = True) -> list[MicroBatch]:
     """First-fit decreasing, so that micro-batches are few and full. The same items give the same cut."""
-    bins: list[list[Cluster]] = []
+    bins: list[list[Tree]] = []
     room: list[int] = []
-    pieces = [piece for cluster in _clusters(rows, share_prompts) for piece in _cut(cluster, token_budget)]
-    for piece in sorted(pieces, key=lambda each: -each.tokens):
+    for tree in sorted(_trees(rows, token_budget, share), key=lambda each: -each.tokens):
         for number, left in enumerate(room):
-            if piece.tokens <= left:
-                bins[number].append(piece)
-                room[number] -= piece.tokens
+            if tree.tokens <= left:
+                bins[number].append(tree)
+                room[number] -= tree.tokens
                 break
         else:
-            bins.append([piece])
-            room.append(token_budget - piece.tokens)
+            bins.append([tree])
+            room.append(token_budget - tree.tokens)
     return [MicroBatch(tuple(each)) for each in bins]
 
 
@@ -156,13 +154,10 @@ def _item(sample: TrainSample, sequence: TokenSequence, turns: NDArray[np.int64]
     actions, turns = actions[predicted], turns[predicted]
     if not actions.size:
         return []
-    first, last = int(actions[0]), int(actions[-1])
     return [
         Item(
             trajectory=sample.trajectory,
-            prompt=tokens[:first].tobytes(),
-            prompt_length=first,
-            rest=tokens[first:last],
+            fed=tokens[: actions[-1]],
             sources=actions - 1,
             targets=tokens[actions],
             behaviour=behaviour[actions],
@@ -189,24 +184,27 @@ def _read(sample: TrainSample, read: Callable[[], NDArray[Scalar]]) -> NDArray[S
         raise Untrainable(f"trajectory {sample.trajectory} cannot be trained: {error}") from error
 
 
-def _clusters(rows: Sequence[Item], share_prompts: bool) -> list[Cluster]:
-    if not share_prompts:
-        return [Cluster((row,)) for row in rows]
-    by_prompt: dict[bytes, list[Item]] = {}
-    for row in rows:
-        by_prompt.setdefault(row.prompt, []).append(row)
-    return [Cluster(tuple(members)) for members in by_prompt.values()]
-
-
-def _cut(cluster: Cluster, token_budget: int) -> list[Cluster]:
-    """Pieces that fit, each with a prompt of its own."""
-    pieces: list[list[Item]] = []
+def _trees(rows: Sequence[Item], token_budget: int, share: bool) -> list[Tree]:
+    """In the order of their tokens, those that begin alike follow each other; a tree is cut where it is full."""
+    if not share:
+        return [Tree((row,), (0,)) for row in rows]
+    trees: list[list[tuple[Item, int]]] = []
     used = 0
-    for member in cluster.members:
-        if pieces and used + member.rest.size <= token_budget:
-            pieces[-1].append(member)
-            used += member.rest.size
+    for row in sorted(rows, key=lambda each: each.fed.tobytes()):
+        common = _common(trees[-1][-1][0].fed, row.fed) if trees else 0
+        own = row.fed.size - common
+        if common >= SHARED_FROM and used + own <= token_budget:
+            trees[-1].append((row, common))
+            used += own
         else:
-            pieces.append([member])
-            used = member.prompt_length + member.rest.size
-    return [Cluster(tuple(piece)) for piece in pieces]
+            trees.append([(row, 0)])
+            used = row.fed.size
+    return [Tree(*zip(*tree, strict=True)) for tree in trees]
+
+
+def _common(left: NDArray[np.int32], right: NDArray[np.int32]) -> int:
+    """How many tokens are the same from the start."""
+    length = min(left.size, right.size)
+    differ = left[:length] != right[:length]
+    first = int(differ.argmax()) if length else 0
+    return first if length and differ[first] else length
