@@ -44,3 +44,14 @@ def test_too_little_of_something_is_bad_and_says_the_remedy(monkeypatch):
     done = run()
     assert done.exit_code == 1
     assert "--out elsewhere" in done.stdout
+
+
+def test_no_compiler_is_no_trouble(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    done = run()
+    assert done.exit_code == 0
+    (line,) = [line for line in done.stdout.splitlines() if " kernels " in line]
+    assert line.startswith("note")
+    assert "slower than it could be" in line
+    assert "no-such-compiler" in line

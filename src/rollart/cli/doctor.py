@@ -15,6 +15,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from rollart.backends.native.kernels import CannotCompile, cache_folder, compiled
+
 PACKAGES = {
     "torch": ("train", True),
     "transformers": ("train", True),
@@ -65,6 +67,7 @@ def examine() -> Iterator[Finding]:
     for package, (extra, needed) in PACKAGES.items():
         yield _package(package, extra, needed=needed)
     yield from _devices()
+    yield _kernels()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     yield Finding("ok", "cores", f"{cores} that this process may use")
     memory_gb = _memory_gb()
@@ -95,6 +98,14 @@ def _devices() -> Iterator[Finding]:
         return
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     yield Finding("ok", "device", ", ".join(names) if names else "CPU only; enough for the quickstart")
+
+
+def _kernels() -> Finding:
+    """What makes a CPU quick; a GPU does without."""
+    try:
+        return Finding("ok", "kernels", f"compiled for this processor: {compiled(cache_folder())}")
+    except (CannotCompile, OSError) as error:
+        return Finding("note", "kernels", f"none, so a CPU is slower than it could be: {error}")
 
 
 def _memory_gb() -> float | None:
