@@ -80,6 +80,18 @@ def test_norms_and_gates(library, width):
     assert torch.allclose(out, want, rtol=1e-5, atol=1e-30)
 
 
+def test_draws_at_the_ends_find_tokens_that_can_be(library):
+    """Also where all behind the likely ones are impossible, and the largest draw rounds to the whole."""
+    x = torch.full((3, 100), -math.inf)
+    x[:, 20], x[:, 37] = 1.0, 1.0
+    draws = torch.tensor([0.0, 0.5, 1 - 2.0**-53], dtype=torch.float64)
+    tokens, logprobs = torch.empty(3, dtype=torch.int64), torch.empty(3)
+    memory = [each.data_ptr() for each in (tokens, logprobs)]
+    library.sample(x.data_ptr(), draws.data_ptr(), 3, 100, *memory)
+    assert tokens.tolist() == [20, 37, 37]
+    assert logprobs.tolist() == pytest.approx([math.log(0.5)] * 3)
+
+
 # --- compiling
 
 

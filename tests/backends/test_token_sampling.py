@@ -8,6 +8,8 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 from rollart.backends.engines.token_sampling import draws, sample
 from rollart.types.messages import Sampling
 
+pytestmark = pytest.mark.usefixtures("maths")
+
 
 def logits(rows=4, vocabulary=101, seed=0):
     return 3 * torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed))

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rollart.backends.native.kernels import native_kernels
 from rollart.types.messages import Sampling
 from rollart.types.tokens import LOGPROB, TOKEN
 
@@ -49,24 +50,46 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @torch.inference_mode()
 def sample(logits: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> Sampled:
-    """A token for each row of `logits`, which is used up; `positions` are those of the new tokens."""
+    """A token for each row of `logits`, which are float32 and used up; `positions` are those of the new tokens."""
     temperatures = [sampling.temperature or 1.0 for sampling in samplings]
     if any(temperature != 1.0 for temperature in temperatures):
         logits /= torch.tensor(temperatures, dtype=logits.dtype, device=logits.device)[:, None]
-    probabilities = torch.softmax(logits, dim=-1)
     drawn = torch.from_numpy(draws([sampling.seed for sampling in samplings], positions)).to(logits.device)
     greedy = [row for row, sampling in enumerate(samplings) if not sampling.temperature]
     cut = [row for row, sampling in enumerate(samplings) if sampling.temperature and _cuts(sampling)]
-    if len(greedy) == len(samplings):
-        tokens = logits.argmax(dim=-1)
-    else:
-        tokens = _inverse(probabilities, drawn)
-        if greedy:
-            tokens[greedy] = logits[greedy].argmax(dim=-1)
-        if cut:
-            tokens[cut] = _inverse_of_cut(probabilities[cut], drawn[cut], [samplings[row] for row in cut])
-    logprobs = probabilities.gather(-1, tokens[:, None]).squeeze(-1).log_()
+    others = greedy + cut
+    if not others:
+        return _sampled(*_draw(logits, drawn))
+    plain = sorted(set(range(len(samplings))).difference(others))
+    tokens = torch.empty(len(samplings), dtype=torch.int64, device=logits.device)
+    logprobs = torch.empty(len(samplings), device=logits.device)
+    if plain:
+        tokens[plain], logprobs[plain] = _draw(logits[plain], drawn[plain])
+    if greedy:
+        tokens[greedy] = logits[greedy].argmax(dim=-1)
+    if cut:
+        masses = torch.softmax(logits[cut], dim=-1)
+        tokens[cut] = _inverse_of_cut(masses, drawn[cut], [samplings[row] for row in cut])
+    logprobs[others] = torch.log_softmax(logits[others], dim=-1).gather(-1, tokens[others, None]).squeeze(-1)
+    return _sampled(tokens, logprobs)
+
+
+def _sampled(tokens: torch.Tensor, logprobs: torch.Tensor) -> Sampled:
     return Sampled(tokens.cpu().numpy().astype(TOKEN), logprobs.cpu().numpy().astype(LOGPROB))
+
+
+def _draw(logits: torch.Tensor, drawn: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens from the whole softmax, and their log-probabilities."""
+    kernels = native_kernels() if logits.device.type == "cpu" and logits.is_contiguous() else None
+    if kernels is None:
+        probabilities = torch.softmax(logits, dim=-1)
+        tokens = _inverse(probabilities, drawn)
+        return tokens, probabilities.gather(-1, tokens[:, None]).squeeze(-1).log_()
+    rows, vocabulary = logits.shape
+    tokens, logprobs = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
+    out = tokens.data_ptr(), logprobs.data_ptr()
+    kernels.sample(logits.data_ptr(), drawn.data_ptr(), rows, vocabulary, *out)
+    return tokens, logprobs
 
 
 def _cuts(sampling: Sampling) -> bool:

@@ -355,6 +355,50 @@ void gated(const float *gate_up, int64_t rows, int64_t width, float *out) {
   }
 }
 
+// A token for every row of logits: where its draw, in [0, 1), falls in the cumulated probabilities, and the logarithm of
+// its probability. Never one of probability 0.
+void sample(const float *logits, const double *draws, int64_t rows, int64_t width, int64_t *tokens, float *logprobs) {
+  for (int64_t r = 0; r < rows; r++) {
+    const float *x = logits + r * width;
+    auto block = [&](int64_t i) {
+      if (i + WIDTH <= width) return load(x + i);
+      Vec rest = all(-INFINITY);
+      for (int k = 0; i + k < width; k++) rest[k] = x[i + k];
+      return rest;
+    };
+    Vec most = block(0);
+    for (int64_t i = WIDTH; i < width; i += WIDTH) {
+      const Vec here = block(i);
+      most = here > most ? here : most;
+    }
+    const float top = largest(most);
+    auto weights = [&](int64_t i) {
+      const Vec below = block(i) - top;
+      return below < -87.0f ? Vec{} : exp_of(below);
+    };
+    double whole = 0;
+    for (int64_t i = 0; i < width; i += WIDTH) whole += sum(weights(i));
+    const double target = std::fmin(draws[r] * whole, std::nextafter(whole, 0.0));  // rounded, it may be the whole
+    double end = 0;
+    int64_t chosen = 0;
+    for (int64_t i = 0; i < width && end <= target; i += WIDTH) {
+      const Vec here = weights(i);
+      const double after = end + sum(here);
+      if (after <= target && i + WIDTH < width) {
+        end = after;  // the draw falls behind this block
+        continue;
+      }
+      for (int k = 0; k < WIDTH && end <= target; k++)
+        if (here[k] > 0) {
+          end += here[k];
+          chosen = i + k;
+        }
+    }
+    tokens[r] = chosen;
+    logprobs[r] = x[chosen] - top - (float)std::log(whole);
+  }
+}
+
 // --- training: (rows, heads, dim) for queries and what comes out, (rows, kv heads, dim) for keys and values
 
 // Sequences that are branches of each other: `size` tokens, the next rows, that go on after the first `before` tokens of

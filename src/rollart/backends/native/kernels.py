@@ -55,6 +55,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "place": [_HEADS, _POINTER, _NUMBER, *[_POINTER] * 3, _FLOAT, _POINTER, _FLOAT, *[_POINTER] * 3],
     "rms_norm": [_POINTER, _POINTER, _FLOAT, _NUMBER, _NUMBER, _POINTER],
     "gated": [_POINTER, _NUMBER, _NUMBER, _POINTER],
+    "sample": [_POINTER, _POINTER, _NUMBER, _NUMBER, _POINTER, _POINTER],
     "packed_attend": [_HEADS, _POINTER, _NUMBER, _NUMBER, *[_POINTER] * 3, _FLOAT, *[_POINTER] * 3],
     "packed_attend_back": [_HEADS, _POINTER, _NUMBER, _NUMBER, *[_POINTER] * 3, _FLOAT, *[_POINTER] * 8],
     "rms_norm_shares": [_POINTER, _POINTER, _FLOAT, _NUMBER, _NUMBER, _POINTER, _POINTER],
