@@ -38,7 +38,7 @@ from pydantic import Field
 from rollart.algo.loss import policy_loss
 from rollart.algo.metrics import Metrics
 from rollart.algo.packed import PackedBatch
-from rollart.backends.models import build_model
+from rollart.backends.models import build_model, keep_freed_memory
 from rollart.backends.trainers import training_state
 from rollart.backends.trainers.checkpoint import Checkpoint
 from rollart.backends.trainers.critic import Critic
@@ -122,6 +122,7 @@ class TorchTrainer(TrainerWorker):
 
     def _set_up(self, wake: Callable[[], None], member: Member | None) -> None:
         own = self._settings
+        keep_freed_memory()
         self._packed = self._build()
         self._reference = self._build() if own.loss.kl_weight else None
         """Frozen: the weights of the start, not those of a checkpoint."""
