@@ -16,7 +16,7 @@ help: ## list the targets
 
 venv: $(INSTALLED) ## create .venv with the pinned versions; does nothing while they are current
 
-# Tests that neither look at a clock nor start processes: they run side by side, on all cores.
+# Tests that a full machine does not disturb: they run side by side, on all cores.
 SIDE_BY_SIDE := $(addprefix tests/,algo config control observe policy sim tasks types)
 
 # torch goes first and by its exact pin: resolved with the rest, a looser requirement may pull gigabytes of another build.
