@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import pytest
 from rank_server import RankServer
 
+from rollart.backends.native.kernels import OFF, native_kernels
+
 
 @pytest.fixture(scope="session")
 def local_ray() -> Iterator[None]:
@@ -27,3 +29,15 @@ def rank_server():
 def forked_ranks(rank_server, monkeypatch):
     """Trainers with several ranks start in a moment."""
     monkeypatch.setattr("rollart.backends.trainers.ranks.start_process", rank_server.start)
+
+
+@pytest.fixture(params=["native", "torch"])
+def maths(request, monkeypatch):
+    """With the native kernels, where there is a compiler, and without."""
+    native_kernels.cache_clear()
+    if request.param == "torch":
+        monkeypatch.setenv(OFF, "0")
+    elif native_kernels() is None:
+        pytest.skip("no C++ compiler")
+    yield request.param
+    native_kernels.cache_clear()
