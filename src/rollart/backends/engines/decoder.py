@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rollart.backends.engines.checkpoint_config import ModelShape
 from rollart.backends.engines.kv import KvArena
-from rollart.backends.engines.native_step import NativeMaths, native_maths
+from rollart.backends.engines.native_step import native_maths
 from rollart.backends.engines.torch_step import TorchMaths
 from rollart.backends.engines.weights import LayerWeights, ModelWeights
 
@@ -25,7 +25,7 @@ class StepPlan(NamedTuple):
 
     tokens: torch.Tensor
     pieces: NDArray[np.int64]
-    """(sessions, 5): see `pieces`."""
+    """A row per session: its first row of tokens and how many, offset and capacity of its block, its first position."""
     outputs: torch.Tensor | None
     """Rows whose logits are wanted; None: all of them."""
 
@@ -60,10 +60,6 @@ class Decoder:
         self._maths: Maths = native_maths(shape, dtype=dtype, device=device, max_context=max_context) or TorchMaths(
             shape, dtype=dtype, device=device, max_context=max_context
         )
-
-    @property
-    def native(self) -> bool:
-        return isinstance(self._maths, NativeMaths)
 
     @torch.inference_mode()
     def forward(self, weights: ModelWeights, kv: KvArena, plan: StepPlan) -> torch.Tensor:
