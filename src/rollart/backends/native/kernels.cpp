@@ -3,13 +3,23 @@
 // Plain C++ with the vectors of GCC and Clang, compiled on the machine that it runs on (kernels.py). Every function is
 // single-threaded, allocates nothing, and reads and writes only what its comment names.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
 namespace {
 
-constexpr int WIDTH = 16;  // positions are read in multiples of this, and capacities are multiples of it
-constexpr int TILE = 8;    // queries that are attended with at once
+#if defined(__AVX512F__)
+constexpr int WIDTH = 16, REGISTERS = 32;  // numbers in a vector, and vectors that can be at hand
+#elif defined(__AVX__)
+constexpr int WIDTH = 8, REGISTERS = 16;
+#elif defined(__aarch64__)
+constexpr int WIDTH = 4, REGISTERS = 32;
+#else
+constexpr int WIDTH = 4, REGISTERS = 16;
+#endif
+constexpr int BUSY = 8;  // sums that go on at the same time keep the adders busy
+static_assert(ALIGN % WIDTH == 0, "capacities are multiples of ALIGN, and positions are read WIDTH at a time");
 typedef float Vec __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 typedef int32_t Ints __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 
@@ -122,19 +132,20 @@ inline void blend_from(int64_t d, const float *const *weights, const float *shar
 template <int Q>
 inline void score(const float *const *query, const float *across, int64_t capacity, int64_t dim, int64_t end,
                   float *const *scores) {
-  constexpr int T = Q == 1 ? 4 : 2;  // enough sums at once to keep the adders busy
+  constexpr int T = std::max(1, std::min((BUSY + Q - 1) / Q, (REGISTERS - 1) / (Q + 1)));
   int64_t t = score_from<Q, T>(0, query, across, capacity, dim, end, scores);
-  t = score_from<Q, 2>(t, query, across, capacity, dim, end, scores);
+  t = score_from<Q, std::min(T, 2)>(t, query, across, capacity, dim, end, scores);
   score_from<Q, 1>(t, query, across, capacity, dim, end, scores);
 }
 
 template <int Q>
 inline void blend(const float *const *weights, const float *shares, const float *along, int64_t dim, int64_t length,
                   float *const *out) {
-  constexpr int U = Q == 1 ? 4 : Q <= 3 ? 2 : 1;
+  constexpr int D = Q * 4 + 2 <= REGISTERS && Q <= 3 ? 4 : Q * 2 + 2 <= REGISTERS ? 2 : 1;
+  constexpr int U = (BUSY + Q * D - 1) / (Q * D), U1 = std::min((BUSY + Q - 1) / Q, 4);
   int64_t d = 0;
-  for (; d + 2 * WIDTH <= dim; d += 2 * WIDTH) blend_from<Q, 2, U>(d, weights, shares, along, dim, length, out);
-  for (; d + WIDTH <= dim; d += WIDTH) blend_from<Q, 1, U>(d, weights, shares, along, dim, length, out);
+  for (; d + D * WIDTH <= dim; d += D * WIDTH) blend_from<Q, D, U>(d, weights, shares, along, dim, length, out);
+  for (; d + WIDTH <= dim; d += WIDTH) blend_from<Q, 1, U1>(d, weights, shares, along, dim, length, out);
   for (; d < dim; d++)
     for (int q = 0; q < Q; q++) {
       float total = 0;

@@ -25,13 +25,13 @@ MAX_HEAD_DIM = 512
 """Of what is on the stack."""
 TILE = 8
 """Queries that are attended with at once; there is room for their scores."""
-WIDTH = 16
-"""Positions are read in multiples of this."""
+ALIGN = 16
+"""Positions are read some at a time; capacities are multiples of this."""
 FLAGS = (
     *("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC"),
     # Nobody looks at errno or at floating-point exceptions. Infinities mean what they say, so no -ffast-math.
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
-    f"-DMAX_HEAD_DIM={MAX_HEAD_DIM}",
+    *(f"-DMAX_HEAD_DIM={MAX_HEAD_DIM}", f"-DTILE={TILE}", f"-DALIGN={ALIGN}"),
 )
 OFF = "ROLLART_NATIVE"
 """Set to 0, it makes everybody do without."""

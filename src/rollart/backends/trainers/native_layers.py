@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from rollart.backends.native.kernels import TILE, WIDTH, Heads, native_kernels
+from rollart.backends.native.kernels import ALIGN, TILE, Heads, native_kernels
 from rollart.types.errors import InvariantBroken
 
 SILU = ("SiLU", "SiLUActivation")
@@ -197,7 +197,7 @@ class _Attention(torch.autograd.Function):
     ) -> torch.Tensor:
         _, tokens, heads, width = query.shape
         kv_heads = key.shape[2]
-        capacity = -(-int(branches.sum(1).max()) // WIDTH) * WIDTH
+        capacity = -(-int(branches.sum(1).max()) // ALIGN) * ALIGN
         ctx.branches, ctx.scale = branches, scale
         ctx.fixed = byref(Heads(kv_heads, heads // kv_heads, width)), branches.ctypes.data, len(branches), capacity
         out, logsums = torch.empty_like(query), query.new_empty(tokens, heads)
