@@ -5,7 +5,6 @@ import pytest
 import torch
 from decoder_parts import BASE, VOCABULARY, Bench, hub_logits, hub_model, relative
 
-from rollart.backends.engines import weights
 from rollart.backends.engines.checkpoint_config import read_shape
 from rollart.backends.engines.decoder import Decoder
 from rollart.backends.engines.weights import prepare_now
@@ -43,13 +42,6 @@ MODELS = {
 TOLERANCE = 1e-4
 
 pytestmark = pytest.mark.usefixtures("maths")
-
-
-@pytest.fixture(params=["plain", "packed"], autouse=True)
-def _layout(request, monkeypatch):
-    """Every test with both layouts of the weights; the models here are too small for the packed one."""
-    if request.param == "packed":
-        monkeypatch.setattr(weights, "PACKED_FROM", 1)
 
 
 def sequences(count=4, low=8, high=60):
@@ -92,6 +84,22 @@ def test_cut_packed_and_interleaved_as_it_may_be(config):
         for index, logits in (bench.feed(parts) if parts else {}).items():
             done[index] += len(parts[index])
             assert relative(logits, wanted[index][done[index] - 1]) < TOLERANCE
+
+
+def test_beside_others_as_alone(config, maths):
+    """By the native kernels to the last bit."""
+    model = hub_model(config)
+    tokens = sequences(9)
+    alone = Bench(config, model)
+    together = Bench(config, model)
+    for parts in (
+        {index: each[:-1] for index, each in enumerate(tokens)},
+        dict(enumerate(each[-1:] for each in tokens)),
+    ):
+        got = together.feed(parts)
+        for index, part in parts.items():
+            want = alone.feed({index: part})[index]
+            assert relative(got[index], want) < (1e-12 if maths == "native" else TOLERANCE)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])

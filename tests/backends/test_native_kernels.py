@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rollart.backends.native import kernels
-from rollart.backends.native.kernels import TILE, CannotCompile, Heads, cache_folder, compiled, native_kernels
+from rollart.backends.native.kernels import ALIGN, TILE, CannotCompile, Heads, cache_folder, compiled, native_kernels
 
 
 @pytest.fixture
@@ -25,6 +25,40 @@ def anew(monkeypatch):
     native_kernels.cache_clear()
     yield monkeypatch
     native_kernels.cache_clear()
+
+
+def product(library, rows, weights, total=None):
+    outputs, inputs = weights.shape
+    panels = torch.full((-(-outputs // (2 * ALIGN)) * 2 * ALIGN * inputs,), math.nan)
+    library.lay_panels(weights.data_ptr(), outputs, inputs, panels.data_ptr())
+    out = torch.full((len(rows), outputs), math.nan) if total is None else total.clone()
+    memory = rows.data_ptr(), len(rows), inputs, panels.data_ptr(), outputs, total is not None, out.data_ptr()
+    library.multiply(*memory)
+    return out
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (7, 5), (32, 16), (33, 40), (100, 64), (160, 3)])
+def test_products(library, outputs, inputs):
+    """Of all numbers of rows around the sizes of tiles, and of many."""
+    torch.manual_seed(3)
+    weights = torch.randn(outputs, inputs)
+    for count in (*range(1, 31), 300):
+        rows, total = torch.randn(count, inputs), torch.randn(count, outputs)
+        want = rows.double() @ weights.double().t()
+        assert (product(library, rows, weights) - want).abs().max() < 1e-5 * inputs
+        assert (product(library, rows, weights, total) - total - want).abs().max() < 1e-5 * inputs
+
+
+def test_products_of_rows_that_do_not_fit_into_a_cache(library):
+    rows, weights = torch.randn(301, 5000), torch.randn(35, 5000)
+    assert (product(library, rows, weights) - rows.double() @ weights.double().t()).abs().max() < 1e-2
+
+
+def test_a_row_gives_the_same_whatever_stands_beside_it(library):
+    rows, weights = torch.randn(70, 333), torch.randn(77, 333)
+    together = product(library, rows, weights)
+    for count in range(1, 20):
+        assert torch.equal(product(library, rows[:count], weights), together[:count])
 
 
 @pytest.mark.parametrize("dim", [6, 16, 32, 40, 64, 80, 128])

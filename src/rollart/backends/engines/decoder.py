@@ -3,8 +3,9 @@
 A step packs tokens of many sessions into one matrix. What is between its matrix products is done by the native kernels
 (`native_step`) where there are some, else by operations of torch (`torch_step`), on any device and in any precision.
 
-What holds: what a session's tokens give depends on its own tokens and the weights alone, up to the rounding of matrix
-products of another height; only the rows that are asked for go through the output head.
+What holds: what a session's tokens give depends on its own tokens and the weights alone: by the native kernels to the
+last bit, by torch up to the rounding of matrix products of another height. Only the rows that are asked for go through
+the output head.
 """
 
 from typing import NamedTuple, Protocol

@@ -10,52 +10,56 @@ from dataclasses import dataclass
 import torch
 
 from rollart.backends.engines.checkpoint_config import ModelShape
+from rollart.backends.native.kernels import ALIGN, native_kernels
 from rollart.types.errors import WeightError
-
-PACKED_FROM = 3 << 16
-"""Numbers of a matrix from which on it is packed: below, what a packed product costs to call is more than it saves."""
 
 
 class Matrix:
     """Weights that rows are multiplied with, in the layout in which this is quickest.
 
-    On a CPU a large matrix in float32 is packed by oneDNN, once, for products of any height: with 16 rows that is up to
-    twice as fast as `torch.mm`, with 64 a quarter to a half. Others are plain, and a copy, which torch aligns; what a
-    store gives need not be aligned. Those that widen lie in memory as (inputs, outputs), those that narrow the other
+    For the native kernels, which serve a CPU in float32, in panels. Else as a copy, which torch aligns; what a store
+    gives need not be aligned. Those that widen then lie in memory as (inputs, outputs), those that narrow the other
     way: a batch of one is twice as fast so.
     """
 
-    __slots__ = ("_packed", "_plain")
+    __slots__ = ("_kernels", "_outputs", "_weights")
 
     def __init__(self, weight: torch.Tensor, *, plain: torch.Tensor | None = None) -> None:
         """`weight` is (outputs, inputs); `plain` is it in memory that lives on anyway."""
-        outputs, inputs = weight.shape
-        self._plain: torch.Tensor | None = None
-        self._packed: torch.Tensor | None = None
-        if _can_pack(weight) and outputs * inputs >= PACKED_FROM:
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+        self._outputs, inputs = weight.shape
+        native = weight.device.type == "cpu" and weight.dtype is torch.float32
+        self._kernels = native_kernels() if native else None
+        if self._kernels is not None:
+            weight = weight.contiguous()
+            self._weights = torch.empty(-(-self._outputs // (2 * ALIGN)) * 2 * ALIGN * inputs)
+            self._kernels.lay_panels(weight.data_ptr(), self._outputs, inputs, self._weights.data_ptr())
         elif plain is not None:
-            self._plain = plain.t()
+            self._weights = plain.t()
         else:
-            self._plain = weight.t().contiguous() if outputs > inputs else weight.clone().t()
+            self._weights = weight.t().contiguous() if self._outputs > inputs else weight.clone().t()
 
     def times(self, rows: torch.Tensor) -> torch.Tensor:
         """The product of `rows` with the matrix."""
-        if self._plain is not None:
-            return torch.mm(rows, self._plain)
-        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, None, "none", [], "")
-        return product
+        if self._kernels is None:
+            return torch.mm(rows, self._weights)
+        out = rows.new_empty(rows.shape[0], self._outputs)
+        self._multiply(rows, out, add=False)
+        return out
 
     def add_times(self, rows: torch.Tensor, total: torch.Tensor) -> None:
         """The same, added to `total`."""
-        if self._plain is not None:
-            total.addmm_(rows, self._plain)
+        if self._kernels is None:
+            total.addmm_(rows, self._weights)
         else:
-            total.add_(self.times(rows))
+            self._multiply(rows, total, add=True)
 
-
-def _can_pack(weight: torch.Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.dtype is torch.float32 and torch._C._has_mkldnn
+    def _multiply(self, rows: torch.Tensor, out: torch.Tensor, *, add: bool) -> None:
+        assert self._kernels is not None
+        assert rows.is_contiguous()
+        assert out.is_contiguous()
+        count, inputs = rows.shape
+        weights = self._weights.data_ptr()
+        self._kernels.multiply(rows.data_ptr(), count, inputs, weights, self._outputs, add, out.data_ptr())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 namespace {
 
@@ -25,7 +26,7 @@ typedef int32_t Ints __attribute__((vector_size(4 * WIDTH), aligned(4), may_alia
 
 inline Vec load(const float *from) { return *(const Vec *)from; }
 inline void store(float *to, Vec value) { *(Vec *)to = value; }
-inline Vec all(float value) { return Vec{} + value; }
+inline Vec all(float value) { return value - Vec{}; }  // not 0 + value: that would be an addition
 
 inline float sum(Vec value) {
   float total = 0;
@@ -244,22 +245,99 @@ void attend_back(const Back &b, const float *const *query, const int64_t *visibl
   spread<Q>(weights, gradient, b.dim, longest, b.values_gradient);
 }
 
-// One instance for every number of queries up to TILE.
-#define FOR_TILE(tile, CALL) \
-  switch (tile) {            \
-    case 1: CALL(1); break;  \
-    case 2: CALL(2); break;  \
-    case 3: CALL(3); break;  \
-    case 4: CALL(4); break;  \
-    case 5: CALL(5); break;  \
-    case 6: CALL(6); break;  \
-    case 7: CALL(7); break;  \
-    default: CALL(8);        \
+// --- products: weights are laid out once, in panels of PANEL outputs, the last of them filled up with zeros
+//
+// Every output is one sum over the inputs in their order, however many rows there are: what a row gives does not depend
+// on the others, to the last bit.
+
+constexpr int PANEL = 2 * WIDTH;
+constexpr int ROWS = (REGISTERS - 3) / 2;  // of which the sums, with one pair of weights and one input, are at hand
+constexpr int64_t NEAR = 1 << 16;          // numbers of the rows that should stay in a core's own cache
+
+// M rows times P panels. `soon` is fetched into the cache meanwhile, `step` numbers for every input. There is room for
+// `room` outputs.
+template <int M, int P>
+inline void multiply_tile(const float *x, int64_t inputs, const float *panels, const float *soon, int64_t step,
+                          bool add, float *out, int64_t outputs, int64_t room) {
+  Vec sums[P][M][2] = {};
+  for (int64_t k = 0; k < inputs; k++) {
+    __builtin_prefetch(soon, 0, 2);
+    soon += step;
+    for (int p = 0; p < P; p++) {
+      const float *weights = panels + (p * inputs + k) * PANEL;
+      const Vec left = load(weights), right = load(weights + WIDTH);
+      for (int m = 0; m < M; m++) {
+        const float each = x[m * inputs + k];
+        sums[p][m][0] += each * left;
+        sums[p][m][1] += each * right;
+      }
+    }
   }
+  for (int p = 0; p < P; p++)
+    for (int m = 0; m < M; m++)
+      for (int half = 0; half < 2; half++) {
+        const int64_t at = p * PANEL + half * WIDTH;
+        float *to = out + m * outputs + at;
+        const Vec value = sums[p][m][half];
+        if (at + WIDTH <= room)
+          store(to, add ? load(to) + value : value);
+        else
+          for (int i = 0; at + i < room; i++) to[i] = add ? to[i] + value[i] : value[i];
+      }
+}
+
+// Calls f with `number` as a constant, which is from 1 to MOST: an instance for each.
+template <int MOST, typename F>
+inline void as_constant(int64_t number, F f) {
+  if constexpr (MOST > 1)
+    if (number < MOST) return as_constant<MOST - 1>(number, f);
+  f(std::integral_constant<int, MOST>());
+}
 
 }  // namespace
 
 extern "C" {
+
+// weights: (outputs, inputs); panels: `inputs` times `outputs`, rounded up to a multiple of 2 * ALIGN.
+void lay_panels(const float *weights, int64_t outputs, int64_t inputs, float *panels) {
+  for (int64_t n = 0; n < outputs; n += PANEL)
+    for (int64_t k = 0; k < inputs; k++)
+      for (int64_t i = n; i < n + PANEL; i++) *panels++ = i < outputs ? weights[i * inputs + k] : 0.0f;
+}
+
+// out: (rows, outputs), added to if `add`. x: (rows, inputs).
+void multiply(const float *x, int64_t rows, int64_t inputs, const float *panels, int64_t outputs, int64_t add,
+              float *out) {
+  const int64_t most = std::max<int64_t>(4 * ROWS, NEAR / inputs);
+  for (int64_t first = 0; first < rows; first += most) {
+    const int64_t count = std::min(most, rows - first), tiles = (count + ROWS - 1) / ROWS;
+    const int64_t step = (PANEL + tiles - 1) / tiles;
+    for (int64_t n = 0; n < outputs;) {
+      const int64_t panels_left = (outputs - n + PANEL - 1) / PANEL;
+      const float *here = panels + n * inputs;
+      int64_t done = 0;
+      for (int64_t tile = 0, row = 0; tile < tiles; tile++) {
+        const int64_t end = count * (tile + 1) / tiles;
+        as_constant<ROWS>(end - row, [&](auto M) {
+          // A few rows alone would be too few sums at once.
+          constexpr int P = (BUSY + 2 * M - 1) / (2 * M);
+          auto multiply_panels = [&](auto number) {
+            done = number;
+            const float *next = here + (panels_left > done ? done : 0) * PANEL * inputs;
+            multiply_tile<M, number>(x + (first + row) * inputs, inputs, here, next + tile * step * inputs, step, add,
+                                     out + (first + row) * outputs + n, outputs, outputs - n);
+          };
+          if (P > 1 && tiles == 1 && panels_left >= P)
+            multiply_panels(std::integral_constant<int, P>());
+          else
+            multiply_panels(std::integral_constant<int, 1>());
+        });
+        row = end;
+      }
+      n += done * PANEL;
+    }
+  }
+}
 
 // New tokens of one session: rows `row` and so on of the step, positions `start` and so on of its block.
 struct Piece {
@@ -293,9 +371,9 @@ void attend(const Heads *heads, const Piece *pieces, int64_t number, const float
           target[q] = out + at;
           visible[q] = p->start + token + 1;
         }
-#define CALL(Q) attend_to<Q>(query, visible, k, v, p->capacity, dim, scratch, target, nullptr)
-        FOR_TILE(tile, CALL)
-#undef CALL
+        as_constant<TILE>(tile, [&](auto Q) {
+          attend_to<Q>(query, visible, k, v, p->capacity, dim, scratch, target, nullptr);
+        });
       }
     }
 }
@@ -441,9 +519,9 @@ void packed_attend(const Heads *heads, const Branch *branches, int64_t number, i
           logsum[q] = logsums + at;
           visible[q] = b->before + r / group + 1;
         }
-#define CALL(Q) attend_to<Q>(query, visible, across, along, capacity, dim, scores, target, logsum)
-        FOR_TILE(tile, CALL)
-#undef CALL
+        as_constant<TILE>(tile, [&](auto Q) {
+          attend_to<Q>(query, visible, across, along, capacity, dim, scores, target, logsum);
+        });
       }
     }
   }
@@ -493,9 +571,9 @@ void packed_attend_back(const Heads *heads, const Branch *branches, int64_t numb
           query_moved[q] = queries_gradient + at * dim;
           visible[q] = b->before + r / group + 1;
         }
-#define CALL(Q) attend_back<Q>(back, query, visible, target, logsum, moved, query_moved)
-        FOR_TILE(tile, CALL)
-#undef CALL
+        as_constant<TILE>(tile, [&](auto Q) {
+          attend_back<Q>(back, query, visible, target, logsum, moved, query_moved);
+        });
       }
     }
     leave(0);

@@ -51,6 +51,8 @@ class Heads(ctypes.Structure):
 _POINTER, _NUMBER, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _HEADS = ctypes.POINTER(Heads)
 _ARGUMENTS: dict[str, list[Any]] = {
+    "lay_panels": [_POINTER, _NUMBER, _NUMBER, _POINTER],
+    "multiply": [_POINTER, _NUMBER, _NUMBER, _POINTER, _NUMBER, _NUMBER, _POINTER],
     "attend": [_HEADS, _POINTER, _NUMBER, *[_POINTER] * 5],
     "place": [_HEADS, _POINTER, _NUMBER, *[_POINTER] * 3, _FLOAT, _POINTER, _FLOAT, *[_POINTER] * 3],
     "rms_norm": [_POINTER, _POINTER, _FLOAT, _NUMBER, _NUMBER, _POINTER],
