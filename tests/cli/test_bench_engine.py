@@ -7,7 +7,7 @@ from rollart.backends.engines.checkpoint_config import read_shape
 from rollart.backends.models import build_model
 from rollart.cli import bench_engine_run
 from rollart.cli.bench_engine import Bench, Turn, Workload, load_benches
-from rollart.cli.bench_engine_run import EngineSide, GenerateSide, Recorder, measure
+from rollart.cli.bench_engine_run import EngineSide, GenerateSide, measure, recorded_products
 
 CONFIG = {
     "model_type": "qwen3",
@@ -70,9 +70,9 @@ def test_both_sides_generate_the_tokens_of_the_workload():
 def test_every_product_of_a_run_is_recorded():
     model = build_model({"config": CONFIG}, dtype="float32", device="cpu")
     side = EngineSide(Bench("tiny", CONFIG, 1, SINGLE, MULTI), model)
-    with Recorder() as recorder, side.kv_reads() as read:
+    with recorded_products() as products, side.kv_reads() as read:
         side.run(Workload(((Turn(5, 1),),)))
     # One step: two layers of four products and the head; the last layer goes on with one row.
-    rows = [product.rows for product in recorder.products]
+    rows = [product.rows for product in products]
     assert rows == [5, 5, 5, 5, 5, 1, 1, 1, 1]
     assert read == [2 * 2 * 5 * 2 * 16 * 4]  # keys and values of two layers, five tokens, two heads of 16 numbers

@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig
 
 from rollart.backends.engines.decoder import StepPlan
 from rollart.backends.engines.kv import KvArena
 from rollart.backends.engines.torch_engine import TorchEngine
-from rollart.backends.engines.weights import ModelWeights
+from rollart.backends.engines.weights import Matrix, ModelWeights
 from rollart.backends.models import build_model
 from rollart.backends.stores.memory import MemoryStore
 from rollart.backends.stores.tensors import pack
@@ -261,52 +261,50 @@ def vllm_rates(python: Path, model: Any, workload: Workload) -> dict[str, float]
 
 
 class Product(NamedTuple):
-    """One matrix product of a run: its sizes, and which weights it read, in which layout."""
+    """One matrix product of a run: its sizes, and which weights it read."""
 
     rows: int
     inner: int
     columns: int
     weights: int
-    strides: tuple[int, ...]
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
-    """Notes every matrix product with weights."""
+@contextmanager
+def recorded_products() -> Iterator[list[Product]]:
+    """Every matrix product with weights, in their order."""
+    products: list[Product] = []
+    times, add_times = Matrix.times, Matrix.add_times
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.products: list[Product] = []
+    def noted_times(matrix: Matrix, rows: torch.Tensor) -> torch.Tensor:
+        out = times(matrix, rows)
+        products.append(Product(rows.shape[0], rows.shape[1], out.shape[1], id(matrix)))
+        return out
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        if name in ("mm", "addmm", "addmm_"):
-            left, right = args[-2:]
-            rows, inner = left.shape
-            self.products.append(Product(rows, inner, right.shape[1], right.data_ptr(), right.stride()))
-        elif name == "_linear_pointwise":
-            # Packed, where `torch.mm` would have it plain: the limit is that of the latter.
-            left, right = args[:2]
-            columns, inner = right.shape
-            self.products.append(Product(left.shape[0], inner, columns, id(right), (columns, 1)))
-        return func(*args, **(kwargs or {}))
+    def noted_add_times(matrix: Matrix, rows: torch.Tensor, total: torch.Tensor) -> None:
+        products.append(Product(rows.shape[0], rows.shape[1], total.shape[1], id(matrix)))
+        add_times(matrix, rows, total)
+
+    with patch.multiple(Matrix, times=noted_times, add_times=noted_add_times):
+        yield products
 
 
 def limit_seconds(side: EngineSide, workload: Workload) -> float:
     """What the products of a run take by themselves, and reading its KV once as fast as memory is read."""
-    recorder = Recorder()
-    with recorder, side.kv_reads() as read:
+    with recorded_products() as products, side.kv_reads() as read:
         side.run(workload)
     weights: dict[int, torch.Tensor] = {}
-    for product in recorder.products:
+    for product in products:
         if product.weights not in weights:
-            size = (product.inner, product.columns)
-            weights[product.weights] = torch.empty_strided(size, product.strides).fill_(0.01)
-    inputs = {size: torch.full(size, 0.01) for size in {product[:2] for product in recorder.products}}
-    outputs = {size: torch.empty(size) for size in {(product.rows, product.columns) for product in recorder.products}}
+            # In the layout in which `torch.mm` is quickest.
+            columns, inner = product.columns, product.inner
+            plain = torch.full((inner, columns) if columns > inner else (columns, inner), 0.01)
+            weights[product.weights] = plain if columns > inner else plain.t()
+    inputs = {size: torch.full(size, 0.01) for size in {product[:2] for product in products}}
+    outputs = {size: torch.empty(size) for size in {(product.rows, product.columns) for product in products}}
 
     @torch.inference_mode()
     def replay() -> None:
-        for product in recorder.products:
+        for product in products:
             torch.mm(
                 inputs[product.rows, product.inner],
                 weights[product.weights],

@@ -2,8 +2,8 @@
 
 The draw is a hash of (seed, position), and the token is where it falls in the cumulated probabilities. So what is
 sampled depends on weights, context, seed and position, never on what else is in the batch, and a turn that goes on at
-another engine draws what it would have drawn here. (Logits differ in their last bits with the height of the matrices
-they come from; a draw that falls within such a bit of a boundary may go either way.)
+another engine draws what it would have drawn here. (By torch, logits differ in their last bits with the height of the
+matrices they come from; a draw that falls within such a bit of a boundary may go either way.)
 
 What holds: the log-probability is that of the full softmax at the request's temperature (at 0, greedy, at 1), whatever
 `top_p` and `top_k` cut away.
