@@ -1,4 +1,5 @@
-// What torch has no single operation for on a CPU, in float32: the parts of a transformer between its matrix products.
+// The parts of a transformer on a CPU, in float32: what torch has no single operation for, and products with weights that
+// stay the same for many of them.
 //
 // Plain C++ with the vectors of GCC and Clang, compiled on the machine that it runs on (kernels.py). Every function is
 // single-threaded, allocates nothing, and reads and writes only what its comment names.
@@ -142,7 +143,7 @@ inline void score(const float *const *query, const float *across, int64_t capaci
 template <int Q>
 inline void blend(const float *const *weights, const float *shares, const float *along, int64_t dim, int64_t length,
                   float *const *out) {
-  constexpr int D = Q * 4 + 2 <= REGISTERS && Q <= 3 ? 4 : Q * 2 + 2 <= REGISTERS ? 2 : 1;
+  constexpr int D = Q <= 3 ? 4 : Q * 2 + 2 <= REGISTERS ? 2 : 1;
   constexpr int U = (BUSY + Q * D - 1) / (Q * D), U1 = std::min((BUSY + Q - 1) / Q, 4);
   int64_t d = 0;
   for (; d + D * WIDTH <= dim; d += D * WIDTH) blend_from<Q, D, U>(d, weights, shares, along, dim, length, out);

@@ -1,6 +1,6 @@
 """`kernels.cpp`, compiled for this machine at its first use and loaded.
 
-A second or two, once: what was compiled is kept in the user's cache folder, under a name that tells source, compiler
+Some seconds, once: what was compiled is kept in the user's cache folder, under a name that tells source, compiler
 and processor apart. Without a compiler nothing is lost but speed: `native_kernels` says so once and gives None, and
 whoever asked does it with operations of torch.
 """
