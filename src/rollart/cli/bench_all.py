@@ -32,6 +32,8 @@ REFUSED = 2
 OURS = "rollart: "
 """How a sentence on stderr begins that says why."""
 SIZES = ("1M", "3M", "10M", "50M")
+VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2"}
+"""By the flag in /proc/cpuinfo, widest first."""
 NO_VLLM = "vLLM is not installed: make venv-vllm"
 TITLE = """# Benchmarks
 
@@ -297,7 +299,11 @@ def _processor() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or "unknown processor")
+    name = next(names, platform.processor() or "unknown processor")
+    # Virtual ones of the same name are not alike, and this is what a product of matrices depends on.
+    flags = next((line.split() for line in lines if line.startswith("flags")), [])
+    vectors = next((told for flag, told in VECTORS.items() if flag in flags), "")
+    return f"{name} with {vectors}" if vectors else name
 
 
 def _torch() -> Iterator[str]:
