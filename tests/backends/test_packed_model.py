@@ -136,15 +136,20 @@ def test_checkpointed_layers_give_the_same_gradients():
     assert_alike(gradients(plain), gradients(lean), 2e-5)
 
 
-def test_only_action_tokens_go_through_the_head():
+def test_only_action_tokens_go_through_the_last_mlp_and_the_head():
     rows = items(samples(), VOCABULARY)
     packed = PackedModel(model())
     seen = []
-    packed.model.lm_head.register_forward_hook(lambda _module, inputs, _output: seen.append(inputs[0].shape[1]))
+    layers = packed.model.model.layers
+    for part in (layers[0].mlp.down_proj, layers[-1].mlp.down_proj, packed.model.lm_head):
+        part.register_forward_hook(lambda _module, inputs, _output: seen.append(inputs[0].shape[1]))
     (batch,) = micro_batches(rows, 10_000)
     scores = packed.scores(batch, entropy=True)
-    assert seen == [sum(row.targets.size for row in rows)] == [scores.logprobs.numel()]
     row = pack_row(batch, torch.device("cpu"))
+    actions = sum(row.targets.size for row in rows)
+    assert seen == [row.tokens.numel(), row.keep.unique().numel(), actions]
+    assert seen[0] > seen[1]
+    assert scores.logprobs.numel() == actions
     logits = packed.logits(row)
     assert torch.equal(scores.logprobs, token_logprobs(logits, row.targets, 1.0))
     entropy = torch.distributions.Categorical(logits=logits).entropy()

@@ -497,10 +497,28 @@ struct Branch {
   int64_t before, size;
 };
 
+// Some queries of a branch: where they are among all, and how much each sees.
+struct Tile {
+  int count;
+  int64_t at[TILE], visible[TILE];
+
+  // The next ones of head `head` that are wanted, from the r-th on.
+  Tile(const Heads &heads, int64_t head, const Branch &branch, int64_t row, const uint8_t *wanted, int64_t &r) {
+    for (count = 0; r < branch.size * heads.group && count < TILE; r++) {
+      const int64_t token = r / heads.group;
+      if (wanted && !wanted[row + token]) continue;
+      at[count] = ((row + token) * heads.kv_heads + head) * heads.group + r % heads.group;
+      visible[count++] = branch.before + token + 1;
+    }
+  }
+};
+
 // capacity: of the longest sequence, a multiple of WIDTH. logsums: (rows, heads). scratch: (2 * dim + TILE) * capacity.
+// wanted: rows whose queries are; null: all. Nothing is written for the others.
 void packed_attend(const Heads *heads, const Branch *branches, int64_t number, int64_t capacity, const float *queries,
-                   const float *keys, const float *values, float scale, float *scratch, float *out, float *logsums) {
-  const int64_t dim = heads->dim, group = heads->group, kv_heads = heads->kv_heads, stride = kv_heads * dim;
+                   const float *keys, const float *values, float scale, const uint8_t *wanted, float *scratch,
+                   float *out, float *logsums) {
+  const int64_t dim = heads->dim, kv_heads = heads->kv_heads, stride = kv_heads * dim;
   float *across = scratch, *along = across + capacity * dim, *scores = along + capacity * dim;
   for (int64_t head = 0; head < kv_heads; head++) {
     int64_t row = 0;
@@ -508,20 +526,18 @@ void packed_attend(const Heads *heads, const Branch *branches, int64_t number, i
       const int64_t from = row * stride + head * dim;
       lay_out(keys + from, b->size, stride, dim, scale, nullptr, across + b->before, capacity);
       lay_out(values + from, b->size, stride, dim, 1.0f, along + b->before * dim, nullptr, 0);
-      for (int64_t r = 0; r < b->size * group;) {
+      for (int64_t r = 0; r < b->size * heads->group;) {
         const float *query[TILE];
         float *target[TILE], *logsum[TILE];
-        int64_t visible[TILE];
-        const int tile = b->size * group - r < TILE ? b->size * group - r : TILE;
-        for (int q = 0; q < tile; q++, r++) {
-          const int64_t at = ((row + r / group) * kv_heads + head) * group + r % group;
-          query[q] = queries + at * dim;
-          target[q] = out + at * dim;
-          logsum[q] = logsums + at;
-          visible[q] = b->before + r / group + 1;
+        const Tile tile(*heads, head, *b, row, wanted, r);
+        if (!tile.count) break;
+        for (int q = 0; q < tile.count; q++) {
+          query[q] = queries + tile.at[q] * dim;
+          target[q] = out + tile.at[q] * dim;
+          logsum[q] = logsums + tile.at[q];
         }
-        as_constant<TILE>(tile, [&](auto Q) {
-          attend_to<Q>(query, visible, across, along, capacity, dim, scores, target, logsum);
+        as_constant<TILE>(tile.count, [&](auto Q) {
+          attend_to<Q>(query, tile.visible, across, along, capacity, dim, scores, target, logsum);
         });
       }
     }
@@ -530,10 +546,11 @@ void packed_attend(const Heads *heads, const Branch *branches, int64_t number, i
 
 // Its gradient. rows: `capacity` numbers. scratch: (5 * dim + 2 * TILE) * capacity.
 void packed_attend_back(const Heads *heads, const Branch *branches, int64_t number, int64_t capacity,
-                        const float *queries, const float *keys, const float *values, float scale, int64_t *rows,
-                        float *scratch, const float *out, const float *logsums, const float *gradient,
-                        float *queries_gradient, float *keys_gradient, float *values_gradient) {
-  const int64_t dim = heads->dim, group = heads->group, kv_heads = heads->kv_heads, stride = kv_heads * dim;
+                        const float *queries, const float *keys, const float *values, float scale,
+                        const uint8_t *wanted, int64_t *rows, float *scratch, const float *out, const float *logsums,
+                        const float *gradient, float *queries_gradient, float *keys_gradient,
+                        float *values_gradient) {
+  const int64_t dim = heads->dim, kv_heads = heads->kv_heads, stride = kv_heads * dim;
   const int64_t panel = capacity * dim;
   float *keys_across = scratch, *keys_along = scratch + panel, *values_across = scratch + 2 * panel;
   float *of_keys = scratch + 3 * panel, *of_values = scratch + 4 * panel;
@@ -558,22 +575,20 @@ void packed_attend_back(const Heads *heads, const Branch *branches, int64_t numb
       lay_out(values + from, b->size, stride, dim, 1.0f, nullptr, values_across + b->before, capacity);
       for (int64_t t = b->before; t < length; t++) rows[t] = row + t - b->before;
       for (int64_t i = b->before * dim; i < length * dim; i++) of_keys[i] = of_values[i] = 0.0f;
-      for (int64_t r = 0; r < b->size * group;) {
+      for (int64_t r = 0; r < b->size * heads->group;) {
         const float *query[TILE], *target[TILE], *logsum[TILE], *moved[TILE];
         float *query_moved[TILE];
-        int64_t visible[TILE];
-        const int tile = b->size * group - r < TILE ? b->size * group - r : TILE;
-        for (int q = 0; q < tile; q++, r++) {
-          const int64_t at = ((row + r / group) * kv_heads + head) * group + r % group;
-          query[q] = queries + at * dim;
-          target[q] = out + at * dim;
-          logsum[q] = logsums + at;
-          moved[q] = gradient + at * dim;
-          query_moved[q] = queries_gradient + at * dim;
-          visible[q] = b->before + r / group + 1;
+        const Tile tile(*heads, head, *b, row, wanted, r);
+        if (!tile.count) break;
+        for (int q = 0; q < tile.count; q++) {
+          query[q] = queries + tile.at[q] * dim;
+          target[q] = out + tile.at[q] * dim;
+          logsum[q] = logsums + tile.at[q];
+          moved[q] = gradient + tile.at[q] * dim;
+          query_moved[q] = queries_gradient + tile.at[q] * dim;
         }
-        as_constant<TILE>(tile, [&](auto Q) {
-          attend_back<Q>(back, query, visible, target, logsum, moved, query_moved);
+        as_constant<TILE>(tile.count, [&](auto Q) {
+          attend_back<Q>(back, query, tile.visible, target, logsum, moved, query_moved);
         });
       }
     }

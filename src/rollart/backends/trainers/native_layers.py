@@ -175,14 +175,19 @@ def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: fl
 
 
 def attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, branches: NDArray[np.int64], scale: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    branches: NDArray[np.int64],
+    scale: float,
+    wanted: NDArray[np.bool_] | None = None,
 ) -> torch.Tensor:
     """(1, heads, tokens, width) each, and (1, tokens, heads, width) what comes out.
 
-    `branches`: (sequences, 2), as in `kernels.cpp`.
+    `branches`: (sequences, 2), as in `kernels.cpp`. Of tokens that are not `wanted` zeros come out.
     """
     parts = (each.transpose(1, 2).contiguous() for each in (query, key, value))
-    return _Attention.apply(*parts, branches, scale)  # type: ignore[no-any-return,no-untyped-call]
+    return _Attention.apply(*parts, branches, scale, wanted)  # type: ignore[no-any-return,no-untyped-call]
 
 
 class _Attention(torch.autograd.Function):
@@ -194,16 +199,18 @@ class _Attention(torch.autograd.Function):
         value: torch.Tensor,
         branches: NDArray[np.int64],
         scale: float,
+        wanted: NDArray[np.bool_] | None,
     ) -> torch.Tensor:
         _, tokens, heads, width = query.shape
         kv_heads = key.shape[2]
         capacity = -(-int(branches.sum(1).max()) // ALIGN) * ALIGN
-        ctx.branches, ctx.scale = branches, scale
+        ctx.branches, ctx.scale, ctx.wanted = branches, scale, wanted
         ctx.fixed = byref(Heads(kv_heads, heads // kv_heads, width)), branches.ctypes.data, len(branches), capacity
-        out, logsums = torch.empty_like(query), query.new_empty(tokens, heads)
+        out, logsums = _like(query, wanted), query.new_empty(tokens, heads)
         scratch = query.new_empty((2 * width + TILE) * capacity)
         inputs = [_at(each) for each in (query, key, value)]
-        native().packed_attend(*ctx.fixed, *inputs, scale, *(_at(each) for each in (scratch, out, logsums)))
+        rest = [_at(each) for each in (scratch, out, logsums)]
+        native().packed_attend(*ctx.fixed, *inputs, scale, _flags(wanted), *rest)
         ctx.save_for_backward(query, key, value, out, logsums)
         return out
 
@@ -212,14 +219,23 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, out, logsums = ctx.saved_tensors
         gradient = gradient.contiguous()
-        of_query, of_key, of_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+        of_query, of_key, of_value = _like(query, ctx.wanted), torch.empty_like(key), torch.empty_like(value)
         width, capacity = query.shape[-1], ctx.fixed[3]
         scratch = query.new_empty((5 * width + 2 * TILE) * capacity)
         inputs = [_at(each) for each in (query, key, value)]
         rows = torch.empty(capacity, dtype=torch.int64)
         rest = [_at(each) for each in (scratch, out, logsums, gradient, of_query, of_key, of_value)]
-        native().packed_attend_back(*ctx.fixed, *inputs, ctx.scale, rows.data_ptr(), *rest)
-        return of_query, of_key, of_value, None, None
+        native().packed_attend_back(*ctx.fixed, *inputs, ctx.scale, _flags(ctx.wanted), rows.data_ptr(), *rest)
+        return of_query, of_key, of_value, None, None, None
+
+
+def _like(query: torch.Tensor, wanted: NDArray[np.bool_] | None) -> torch.Tensor:
+    """To be written to, where it is wanted."""
+    return torch.empty_like(query) if wanted is None else torch.zeros_like(query)
+
+
+def _flags(wanted: NDArray[np.bool_] | None) -> int | None:
+    return None if wanted is None else wanted.ctypes.data
 
 
 def _at(tensor: torch.Tensor) -> int:

@@ -4,8 +4,8 @@
     sees      itself      A 0 … 6     A 0 … 6    itself              and itself, causally
 
 A row holds branches: a sequence that begins like the one before it is there from where they part. What holds: the
-output of every token is that of its sequence alone, as if each had been computed by itself; the keys and values of a
-common beginning are computed once and collect the gradients of all that see them; the work grows with the square of
+output of every token is that of its sequence alone, as if each had been computed by itself (in the last layer, of every
+token that is looked at afterwards); the keys and values of a common beginning are computed once and collect the gradients of all that see them; the work grows with the square of
 sequences, not of the row.
 """
 
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
@@ -24,6 +25,8 @@ CHUNK_TOKENS = 1024
 """A rest is computed in chunks of so many queries, so that masks stay small however long sequences are."""
 MASKS_KEPT = 32
 """For one row; what is beyond them is made again in every layer."""
+LAST = "rollart_last"
+"""What the attention of the last layer is marked with."""
 CHANGES_ATTENTION = ("sliding_window", "softcap", "s_aux", "position_bias", "cache")
 """Arguments by which models ask for another attention than the causal one over everything before."""
 
@@ -42,9 +45,13 @@ class Branch(NamedTuple):
 class Layout:
     """Where the sequences of a row lie. `calls` counts the layers that asked."""
 
-    def __init__(self, branches: Sequence[Branch]) -> None:
+    def __init__(self, branches: Sequence[Branch], kept: NDArray[np.int64]) -> None:
+        """`kept`: the rows that anybody looks at after the last layer, in order."""
         self.branches = tuple(branch for branch in branches if branch.size)
         self.sizes = [branch.size for branch in self.branches]
+        self.kept = kept
+        self.is_kept = np.zeros(sum(self.sizes), dtype=np.bool_)
+        self.is_kept[kept] = True
         self.numbers = np.array(self.branches, dtype=np.int64)
         self.calls = 0
         self._masks: dict[tuple[int, int, torch.dtype, torch.device], torch.Tensor] = {}
@@ -86,7 +93,8 @@ def packed_attention(
         query, key, value = query.to(kind), key.to(kind), value.to(kind)
     if serves(query, key, value):
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        return attend(query, key, value, layout.numbers, scale), None
+        wanted = layout.is_kept if getattr(module, LAST, False) else None
+        return attend(query, key, value, layout.numbers, scale, wanted), None
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)

@@ -2,12 +2,12 @@
 
 What holds:
 - layers, embeddings and head are those of `transformers`; only the attention function is ours (`packed_attention`);
-- only positions from which an action is predicted go through the output head;
+- only positions from which an action is predicted go through the last MLP and the output head;
 - a model for which a packed row is not the same as its sequences one by one is refused at the start, by its name: both
   are computed with a few tokens and compared, so nothing depends on a list of classes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rollart.backends.models import token_logprobs
 from rollart.backends.trainers.native_layers import quicken
-from rollart.backends.trainers.packed_attention import NAME, Branch, Layout, UnsupportedAttention
+from rollart.backends.trainers.packed_attention import LAST, NAME, Branch, Layout, UnsupportedAttention
 from rollart.backends.trainers.packing import Item, MicroBatch, micro_batches
 from rollart.types.errors import RequestError
 from rollart.types.ids import TrajectoryId
@@ -135,7 +135,7 @@ def pack_row(batch: MicroBatch, device: torch.device) -> Row:
         positions=_tensor(positions, device),
         keep=_tensor(keep, device),
         targets=_tensor([item.targets for item in batch.items], device),
-        layout=Layout(branches),
+        layout=Layout(branches, kept=np.unique(np.concatenate(keep))),
     )
 
 
@@ -152,6 +152,7 @@ def _switch_attention(packed: PackedModel, model: Any) -> None:
             alone = [_alone(model, item) for item in probe.items]
             model.set_attn_implementation(NAME)
             quicken(model)
+            _thin_last_layer(model)
             together = packed.logits(row)
     except (UnsupportedAttention, ValueError, TypeError) as error:
         raise _refusal(model, str(error)) from error
@@ -162,6 +163,33 @@ def _switch_attention(packed: PackedModel, model: Any) -> None:
     difference = float((together - expected).abs().max() / expected.abs().max())
     if not difference <= LARGEST_DIFFERENCE:
         raise _refusal(model, f"its logits of packed sequences differ by {difference:.1e} from those one by one")
+
+
+def _thin_last_layer(model: Any) -> None:
+    """Let it attend from, and its MLP compute, the rows that are looked at afterwards: nobody sees the others."""
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    mlp: Any = getattr(layers[-1], "mlp", None) if layers else None
+    if not type(mlp).__name__.endswith("MLP"):
+        return
+    for module in layers[-1].modules():
+        setattr(module, LAST, True)
+    whole = mlp.forward
+    layout: Layout | None = None
+
+    def note(_layer: Any, _inputs: Any, named: Mapping[str, Any]) -> None:
+        # A layer that is computed again in the backward pass is called again, so this is always its own row.
+        nonlocal layout
+        layout = named.get("layout")
+
+    def forward(x: torch.Tensor, *others: Any) -> torch.Tensor:
+        if layout is None or others:
+            return whole(x, *others)  # type: ignore[no-any-return]
+        kept = torch.from_numpy(layout.kept).to(x.device)
+        some: torch.Tensor = whole(x.index_select(1, kept))
+        return some.new_zeros(*x.shape[:-1], some.shape[-1]).index_copy(1, kept, some)
+
+    layers[-1].register_forward_pre_hook(note, with_kwargs=True)
+    mlp.forward = forward
 
 
 def _probe(vocabulary: int) -> MicroBatch:
