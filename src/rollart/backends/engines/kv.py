@@ -200,11 +200,11 @@ class KvArena:
     def release(self, block: Block) -> None:
         self.allocator.release(block.offset // UNIT_TOKENS)
 
-    def copy(self, source: Block, target: Block, length: int) -> None:
-        """The first `length` tokens of one block, into another."""
-        if length:
-            self._keys_of(target)[..., :length].copy_(self._keys_of(source)[..., :length])
-            self._values_of(target)[:, :, :length].copy_(self._values_of(source)[:, :, :length])
+    def copy(self, source: Block, target: Block, start: int, stop: int) -> None:
+        """These positions of one block, into another."""
+        if start < stop:
+            self._keys_of(target)[..., start:stop].copy_(self._keys_of(source)[..., start:stop])
+            self._values_of(target)[:, :, start:stop].copy_(self._values_of(source)[:, :, start:stop])
 
     def run(self, offset: int, capacity: int, size: int, length: int) -> tuple[Layers, Layers]:
         """The first `length` positions of `size` blocks side by side, by layer.

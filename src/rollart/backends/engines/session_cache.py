@@ -13,10 +13,13 @@ from rollart.backends.engines.sessions import Session, Turn
 from rollart.types.errors import InvariantBroken
 from rollart.types.ids import TrajectoryId
 
-SHARED_TOKENS = 16
-"""Sessions that start with the same so many tokens are looked at for a common prefix; fewer are not worth a copy."""
-SHARED_CANDIDATES = 32
-"""How many of them are looked at, the latest first: the members of a group arrive together."""
+HEAD_TOKENS = 16
+"""Sessions that start with the same so many tokens are looked at for a common prefix, as are those that were asked the
+same before: the members of a group, until they part."""
+WORTH_TOKENS = 4
+"""Fewer are not worth a copy."""
+CANDIDATES = 32
+"""How many sessions are looked at, the latest first: the members of a group arrive together."""
 
 
 class SessionCache:
@@ -26,7 +29,8 @@ class SessionCache:
         self.arena = arena
         self.evicted = 0
         self._sessions: OrderedDict[TrajectoryId, Session] = OrderedDict()
-        self._heads: dict[bytes, dict[TrajectoryId, Session]] = {}
+        self._peers: dict[int, dict[TrajectoryId, Session]] = {}
+        """By the hash of what they begin with."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -64,7 +68,7 @@ class SessionCache:
 
     def close(self) -> None:
         self._sessions.clear()
-        self._heads.clear()
+        self._peers.clear()
 
     # --- memory
 
@@ -91,7 +95,7 @@ class SessionCache:
         if new is None:
             return False
         if old is not None:
-            self.arena.copy(old, new, session.computed)
+            self.arena.copy(old, new, 0, session.computed)
             self.arena.release(old)
         session.block = new
         return True
@@ -110,7 +114,7 @@ class SessionCache:
         return False
 
     def _release(self, session: Session) -> None:
-        self.unshare(session)
+        self._unshare(session, 0)
         if session.block is not None:
             self.arena.release(session.block)
         session.lose_kv()
@@ -119,36 +123,46 @@ class SessionCache:
 
     def share(self, session: Session) -> None:
         """Let others find what this session has, or will have, KV of."""
-        if session.length >= SHARED_TOKENS:
-            self._heads.setdefault(session.tokens(0, SHARED_TOKENS).tobytes(), {})[session.id] = session
+        for length in (HEAD_TOKENS, session.length):
+            if length <= session.length and length > session.shared_length:
+                key = hash(session.tokens(0, length).tobytes())
+                session.shared_keys.append((length, key))
+                self._peers.setdefault(key, {})[session.id] = session
 
-    def unshare(self, session: Session) -> None:
-        if session.length >= SHARED_TOKENS:
-            head = session.tokens(0, SHARED_TOKENS).tobytes()
-            peers = self._heads.get(head, {})
+    def cut(self, session: Session, length: int) -> None:
+        """Back to the first `length` tokens."""
+        self._unshare(session, length)
+        session.cut(length)
+
+    def _unshare(self, session: Session, length: int) -> None:
+        """Whoever looks for more than the first `length` tokens does not find it any more."""
+        while session.shared_length > length:
+            _, key = session.shared_keys.pop()
+            peers = self._peers.get(key, {})
             if peers.get(session.id) is session:
                 del peers[session.id]
                 if not peers:
-                    del self._heads[head]
+                    del self._peers[key]
 
     def find_donor(self, turn: Turn) -> None:
         """Name the session that has, or will have before it, the most KV of this turn's tokens, if one has."""
         session = turn.session
         turn.seeks_donor = False
         turn.donor = None
-        turn.shared = session.computed + SHARED_TOKENS - 1
-        if session.length <= turn.shared:
-            return
-        peers = self._heads.get(session.tokens(0, SHARED_TOKENS).tobytes(), {})
-        for peer in islice(reversed(peers.values()), SHARED_CANDIDATES):
-            if peer is session or peer.block is None:
-                continue
-            other = peer.turn
-            runs_before = other is not None and 0 < other.number < turn.number
-            # The last token is computed in any case: its logits are wanted.
-            most = session.length - 1 if runs_before else min(session.length - 1, peer.computed)
-            if most > turn.shared and session.begins_like(peer, turn.shared + 1):
-                turn.donor, turn.donor_edits, turn.shared = peer, peer.edits, min(session.common(peer), most)
+        turn.shared = session.computed + WORTH_TOKENS - 1
+        # The last token is computed in any case: its logits are wanted.
+        wanted = session.length - 1
+        for length, key in reversed(session.shared_keys):
+            if length <= session.computed or turn.shared >= min(length, wanted):
+                return
+            for peer in islice(reversed(self._peers.get(key, {}).values()), CANDIDATES):
+                if peer is session or peer.block is None:
+                    continue
+                other = peer.turn
+                runs_before = other is not None and 0 < other.number < turn.number
+                most = wanted if runs_before else min(wanted, peer.computed)
+                if most > turn.shared and session.begins_like(peer, turn.shared + 1):
+                    turn.donor, turn.donor_edits, turn.shared = peer, peer.edits, min(session.common(peer), most)
 
     def copy_from_donor(self, turn: Turn) -> bool:
         """Take the KV from the donor; False if it is still being computed. A donor that is gone is looked for anew."""
@@ -161,7 +175,7 @@ class SessionCache:
         if intact and donor.computed >= turn.shared:
             if donor.block is None or session.block is None:
                 raise InvariantBroken(f"session {session.id} runs without KV memory")
-            self.arena.copy(donor.block, session.block, turn.shared)
+            self.arena.copy(donor.block, session.block, session.computed, turn.shared)
             session.computed = turn.shared
         elif intact and computing:
             return False

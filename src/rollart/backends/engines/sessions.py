@@ -17,7 +17,7 @@ from rollart.types.versions import Version
 class Session:
     """The tokens of one trajectory."""
 
-    __slots__ = ("_tokens", "block", "computed", "edits", "id", "length", "turn", "void")
+    __slots__ = ("_tokens", "block", "computed", "edits", "id", "length", "shared_keys", "turn", "void")
 
     def __init__(self, id: TrajectoryId) -> None:
         self.id = id
@@ -30,6 +30,12 @@ class Session:
         """Its request, running or queued."""
         self.edits = 0
         """How often tokens were taken back: who remembers a common prefix looks at this."""
+        self.shared_keys: list[tuple[int, int]] = []
+        """How many of its first tokens others find it by, and their hash, the fewest first."""
+
+    @property
+    def shared_length(self) -> int:
+        return self.shared_keys[-1][0] if self.shared_keys else 0
 
     def tokens(self, start: int = 0, stop: int | None = None) -> NDArray[np.int32]:
         """A view; it changes with the session."""

@@ -227,8 +227,7 @@ class TorchEngine:
             self._end(older, FinishReason.ABORTED, events)
         if session is None or not add.prefix_length:
             session = self._cache.open(add.session)
-        self._cache.unshare(session)
-        session.cut(add.prefix_length)
+        self._cache.cut(session, add.prefix_length)
         session.append(add.new.ids())
         turn = session.turn = Turn(add, session)
         self._cache.touch(session)
