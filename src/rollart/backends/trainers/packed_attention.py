@@ -5,8 +5,8 @@
 
 A row holds branches: a sequence that begins like the one before it is there from where they part. What holds: the
 output of every token is that of its sequence alone, as if each had been computed by itself (in the last layer, of every
-token that is looked at afterwards); the keys and values of a common beginning are computed once and collect the gradients of all that see them; the work grows with the square of
-sequences, not of the row.
+token that is looked at afterwards); the keys and values of a common beginning are computed once and collect the
+gradients of all that see them; the work grows with the square of sequences, not of the row.
 """
 
 from collections.abc import Sequence
