@@ -65,6 +65,7 @@ def test_the_budget_is_what_is_taken(dtype):
     assert block.capacity == 2 * UNIT_TOKENS
 
 
+@pytest.mark.usefixtures("maths")
 def test_a_copy_has_the_same_keys_and_values():
     kv = arena(16 * UNIT_TOKENS)
     source, target = kv.allocate(UNIT_TOKENS), kv.allocate(2 * UNIT_TOKENS)

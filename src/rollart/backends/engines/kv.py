@@ -8,12 +8,14 @@ neighbours, so an arena without blocks has room for its largest one.
 """
 
 from bisect import bisect_left, insort
+from ctypes import byref
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from rollart.backends.engines.checkpoint_config import ModelShape
+from rollart.backends.native.kernels import Heads, native_kernels
 from rollart.types.errors import InvariantBroken
 
 UNIT_TOKENS = 32
@@ -181,6 +183,8 @@ class KvArena:
         """As a row of numbers."""
         self.value_layers: Layers = self.values.view(shape.layers, -1, shape.head_dim).unbind(0)
         """As rows of one head's dimensions."""
+        self._kernels = native_kernels() if device.type == "cpu" and dtype is torch.float32 else None
+        self._heads = byref(Heads(shape.kv_heads, shape.group, shape.head_dim))
 
     @property
     def largest_tokens(self) -> int:
@@ -202,9 +206,16 @@ class KvArena:
 
     def copy(self, source: Block, target: Block, start: int, stop: int) -> None:
         """These positions of one block, into another."""
-        if start < stop:
+        if start >= stop:
+            return
+        if self._kernels is None:
             self._keys_of(target)[..., start:stop].copy_(self._keys_of(source)[..., start:stop])
             self._values_of(target)[:, :, start:stop].copy_(self._values_of(source)[:, :, start:stop])
+            return
+        layers, layer = self.keys.shape
+        blocks = source.offset, source.capacity, target.offset, target.capacity
+        memory = self.keys.data_ptr(), self.values.data_ptr()
+        self._kernels.copy_block(self._heads, layers, layer, *blocks, start, stop, *memory)
 
     def run(self, offset: int, capacity: int, size: int, length: int) -> tuple[Layers, Layers]:
         """The first `length` positions of `size` blocks side by side, by layer.

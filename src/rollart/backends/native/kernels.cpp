@@ -422,6 +422,21 @@ void place(const Heads *heads, const Piece *pieces, int64_t number, const float 
     }
 }
 
+// Positions `start` to `stop` of one block (offset and capacity), in all layers, to those of another. keys, values: the
+// arena, whose layers are `layer` numbers each.
+void copy_block(const Heads *heads, int64_t layers, int64_t layer, int64_t source, int64_t source_capacity,
+                int64_t target, int64_t target_capacity, int64_t start, int64_t stop, float *keys, float *values) {
+  const int64_t dim = heads->dim, count = stop - start;
+  for (int64_t l = 0; l < layers; l++, keys += layer, values += layer)
+    for (int64_t head = 0; head < heads->kv_heads; head++) {
+      const int64_t from = (source * heads->kv_heads + head * source_capacity) * dim;
+      const int64_t to = (target * heads->kv_heads + head * target_capacity) * dim;
+      for (int64_t d = 0; d < dim; d++)
+        std::copy_n(keys + from + d * source_capacity + start, count, keys + to + d * target_capacity + start);
+      std::copy_n(values + from + start * dim, count * dim, values + to + start * dim);
+    }
+}
+
 // out, x: (rows, width). x / sqrt(its squares + floor) * weight.
 void rms_norm(const float *x, const float *weight, float floor, int64_t rows, int64_t width, float *out) {
   for (int64_t r = 0; r < rows; r++) {

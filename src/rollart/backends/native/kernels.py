@@ -55,6 +55,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "multiply": [_POINTER, _NUMBER, _NUMBER, _POINTER, _NUMBER, _NUMBER, _POINTER],
     "attend": [_HEADS, _POINTER, _NUMBER, *[_POINTER] * 5],
     "place": [_HEADS, _POINTER, _NUMBER, *[_POINTER] * 3, _FLOAT, _POINTER, _FLOAT, *[_POINTER] * 3],
+    "copy_block": [_HEADS, *[_NUMBER] * 8, _POINTER, _POINTER],
     "rms_norm": [_POINTER, _POINTER, _FLOAT, _NUMBER, _NUMBER, _POINTER],
     "gated": [_POINTER, _NUMBER, _NUMBER, _POINTER],
     "sample": [_POINTER, _POINTER, _NUMBER, _NUMBER, _POINTER, _POINTER],
