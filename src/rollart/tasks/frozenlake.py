@@ -9,6 +9,7 @@ direction is a lost turn.
 import random
 from collections import deque
 from collections.abc import Iterator, Sequence
+from copy import copy
 from functools import lru_cache
 
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
@@ -42,8 +43,9 @@ class FrozenLake:
 
     def reset(self, prompt: Prompt) -> TextStep:
         self.close()
-        self._map = draw(prompt, self._layout).splitlines()
-        self._lake = FrozenLakeEnv(desc=self._map, is_slippery=False)
+        layout = draw(prompt, self._layout)
+        self._map = layout.splitlines()
+        self._lake = copy(_lake(layout))
         self._position = int(self._lake.reset(seed=prompt.seed)[0])
         return self._seen("\n".join([RULES, *self._map, self._around()]))
 
@@ -76,10 +78,18 @@ class FrozenLake:
         return f"{row},{column} {OPEN}:{moves}"
 
 
+# Kept, because all attempts at a prompt have the same map.
+
+
 @lru_cache(maxsize=4096)
 def _layout(size: int, ice: float, seed: int) -> str:
-    """Kept, because all attempts at a prompt have the same map."""
     return "\n".join(generate_random_map(size=size, p=ice, seed=seed))
+
+
+@lru_cache(maxsize=256)
+def _lake(layout: str) -> FrozenLakeEnv:
+    """One that nobody walks on: copies share its table of moves, which takes longer to build than an episode."""
+    return FrozenLakeEnv(desc=layout.splitlines(), is_slippery=False)
 
 
 # --- scripts --------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ class too.
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from rollart.ports.environment import AnyTextEnvironment, TextStep
@@ -86,9 +87,13 @@ def make_gym(
 
 def adapted(environment: Any) -> AnyTextEnvironment:
     """What a task's factory built, as the seat takes it. Gymnasium's form is known by `reset(seed=…)`."""
-    if "seed" in inspect.signature(environment.reset).parameters:
-        return GymEnvironment(environment)
-    return environment  # type: ignore[no-any-return]
+    reset = environment.reset
+    return GymEnvironment(environment) if _takes_seed(getattr(reset, "__func__", reset)) else environment
+
+
+@lru_cache(maxsize=64)
+def _takes_seed(reset: Callable[..., Any]) -> bool:
+    return "seed" in inspect.signature(reset).parameters
 
 
 def _then(answer: Any, convert: Callable[[Any], TextStep]) -> TextStep | Awaitable[TextStep]:

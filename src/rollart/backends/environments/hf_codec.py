@@ -12,6 +12,7 @@ The pieces around the content are found by rendering probe messages when the cod
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ from rollart.types.errors import EnvironmentFault, RequestError
 
 PROBES = tuple(f"probe{number}content" for number in range(7))
 """Contents that no template has of its own: observations and answers in turn."""
+TEXTS_KEPT = 1024
+"""All attempts at a prompt are told the same at first, and often later."""
 
 
 class Pieces(NamedTuple):
@@ -58,6 +61,7 @@ class HfCodec:
         own_end = None if template.end is None else self._tokenizer.token_to_id(template.end)
         self.stop_tokens = (resume[0],) if own_end in (None, resume[0]) else (resume[0], own_end)
         self.vocabulary = max(self._tokenizer.get_vocab().values()) + 1
+        self._content = lru_cache(maxsize=TEXTS_KEPT)(self._encoded)
 
     def render(self, observation: str, first: bool) -> list[int]:
         return [*(self._begin if first else self._resume), *self._content(observation), *self._speak]
@@ -70,7 +74,7 @@ class HfCodec:
         """An answer that was written and not sampled, with its end: for transcripts to learn from."""
         return [*self._content(text), self.stop_tokens[0]]
 
-    def _content(self, text: str) -> list[int]:
+    def _encoded(self, text: str) -> list[int]:
         ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
         if not self._markers.isdisjoint(ids):
             found = sorted(self._markers.intersection(ids))
