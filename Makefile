@@ -18,6 +18,8 @@ venv: $(INSTALLED) ## create .venv with the pinned versions; does nothing while 
 
 # Tests that a full machine does not disturb: they run side by side, on all cores.
 SIDE_BY_SIDE := $(addprefix tests/,algo config control observe policy sim tasks types)
+# Those that two processes at a time do not disturb, as long as a file stays in one of them. The rest wants the machine alone.
+BY_FILE := $(addprefix tests/,backends ports)
 
 # torch goes first and by its exact pin: resolved with the rest, a looser requirement may pull gigabytes of another build.
 $(INSTALLED): pyproject.toml constraints.txt
@@ -33,7 +35,8 @@ test: $(INSTALLED) ## lint, types, import contracts, tests: all that has to hold
 	$(BIN)/mypy tools
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/pytest -n auto $(SIDE_BY_SIDE)
-	$(BIN)/pytest $(SIDE_BY_SIDE:%=--ignore=%) tests src
+	$(BIN)/pytest -n 2 --dist loadfile $(BY_FILE)
+	$(BIN)/pytest $(foreach folder,$(SIDE_BY_SIDE) $(BY_FILE),--ignore=$(folder)) tests src
 
 mutate: $(INSTALLED) ## whether the tests notice when a decision of policy is changed; modules and options in ARGS
 	$(BIN)/python tools/mutate.py $(ARGS)
