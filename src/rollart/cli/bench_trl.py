@@ -37,6 +37,8 @@ class Work:
     steps: dict[str, Steps]
     """By side: `rollart` or a way of TRL, with latency or without."""
     rows: int
+    rounds: int
+    """How often every side is measured without latency."""
 
 
 class Order(msgspec.Struct, kw_only=True, frozen=True):
@@ -86,9 +88,14 @@ class Played(msgspec.Struct, kw_only=True, frozen=True):
     cpu_ms: dict[str, float]
     """Of the processors per trained trajectory, by what the processes are."""
 
+    @property
+    def rate(self) -> float:
+        """Trajectories per second."""
+        return self.trajectories / self.seconds
+
     def figures(self) -> dict[str, float]:
         rest = {name: getattr(self, name) for name in ("turns", "tokens", "hung", "trajectories", "seconds")}
-        return {"trajectories_per_s": self.trajectories / self.seconds, **rest}
+        return {"trajectories_per_s": self.rate, **rest}
 
 
 def trl(
@@ -103,12 +110,14 @@ def trl(
     float32; one optimiser step and one pass for log-probabilities per batch. Against TRL's own loop
     (over_environment_factory) and against what a skilled user writes in its rollout_func (over_rollout_func): first as
     it is, then with environments that take 50 ms in the mean, where 1 % of the steps hang for 5 s (…_latency). Such
-    steps return and are trained on by all. Sides run one after the other, each with all cores.
+    steps return and are trained on by all. Sides run one after the other, each with all cores; without latency, where
+    a machine that is shared makes the most difference, in three rounds, of which the median of each side counts.
 
     TRL rolls out and trains in turn. rollart does both at once, on trajectories that are some updates old: in mode
     rollart with alpha 1, and with latency in mode areal with alpha 4. That is part of the difference.
 
-    cpu_ms: what a trained trajectory costs of the processors, by process; on our side with the warm-up.
+    rates: trajectories per second, round by round. cpu_ms: what a trained trajectory costs of the processors, by
+    process; on our side with the warm-up.
 
     Example: rollart bench trl --json
     """
@@ -130,7 +139,7 @@ def load_work() -> Work:
     """As committed."""
     tables = read_tables(WORK)
     steps = {side: Steps(*counts) for side, counts in tables["steps"].items()}
-    return Work(tables["run"], tables["latency"], steps, tables["rows"])
+    return Work(tables["run"], tables["latency"], steps, tables["rows"], tables["rounds"])
 
 
 def ratios() -> dict[str, tuple[str, str]]:

@@ -36,33 +36,36 @@ def measure(work: Work, python: Path, say: Callable[[str], None]) -> dict[str, A
     """All sides, one after the other. Gives the ratios, and under `sides` what every side did."""
     require(RuntimeKind.RAY)
     check_trl(python)
-    sides: dict[str, Played] = {}
+    played: dict[str, list[Played]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         plain = with_model(check(RunConfig, work.run), Path(scratch))
-        for suffix in ("", LATENCY):
+        for round_, suffix in enumerate([""] * work.rounds + [LATENCY]):
             tables = merged(work.run, {"model": plain.model} | (work.latency if suffix else {}))
-            side = "rollart" + suffix
-            sides[side] = train_here(tables, work.steps[side], Path(scratch) / side)
-            say(f"{side}: {_told(sides[side])}")
-            for way in WAYS:
-                side = way + suffix
-                order = order_of(check(RunConfig, tables), way, work.steps[side], work.rows)
-                sides[side] = train_there(python, order)
-                say(f"{side}: {_told(sides[side])}")
-    return compared(sides)
+            for way in (None, *WAYS):
+                side = (way or "rollart") + suffix
+                if way is None:
+                    done = train_here(tables, work.steps[side], Path(scratch) / f"{side}-{round_}")
+                else:
+                    done = train_there(python, order_of(check(RunConfig, tables), way, work.steps[side], work.rows))
+                played.setdefault(side, []).append(done)
+                say(f"{side}: {_told(done)}")
+    return compared(played)
 
 
-def compared(sides: dict[str, Played]) -> dict[str, Any]:
-    figures = {side: played.figures() for side, played in sides.items()}
-    rate = {side: of["trajectories_per_s"] for side, of in figures.items()}
-    cpu_ms = {side: played.cpu_ms for side, played in sides.items()}
-    over = {name: rate[ours] / rate[theirs] for name, (ours, theirs) in ratios().items()}
-    return over | {"sides": figures, "cpu_ms": cpu_ms}
+def compared(played: dict[str, list[Played]]) -> dict[str, Any]:
+    """By the round of each side that is in the middle; of an even number, the slower one of the two."""
+    middle = {side: sorted(rounds, key=lambda one: one.rate)[(len(rounds) - 1) // 2] for side, rounds in played.items()}
+    over = {name: middle[ours].rate / middle[theirs].rate for name, (ours, theirs) in ratios().items()}
+    return over | {
+        "sides": {side: one.figures() for side, one in middle.items()},
+        "rates": {side: [one.rate for one in rounds] for side, rounds in played.items()},
+        "cpu_ms": {side: one.cpu_ms for side, one in middle.items()},
+    }
 
 
 def _told(played: Played) -> str:
     return (
-        f"{played.trajectories / played.seconds:.1f} trajectories/s, {played.turns:.1f} turns and "
+        f"{played.rate:.1f} trajectories/s, {played.turns:.1f} turns and "
         f"{played.tokens:.1f} tokens each, a step hung in {played.hung:.1%}"
     )
 
