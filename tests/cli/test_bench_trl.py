@@ -5,6 +5,7 @@ What needs TRL itself is skipped where it is missing. To run all of it, in an en
     pip install -e '.[trl,dev]' && pytest tests/cli/test_bench_trl.py
 """
 
+import itertools
 import json
 import sys
 import threading
@@ -274,11 +275,13 @@ def a_side(trajectories, seconds):
 
 
 def test_a_ratio_is_of_trajectories_per_second():
-    sides = {side: a_side(trajectories=64, seconds=8.0) for side in load_work().steps}
-    sides["rollart"] = a_side(trajectories=128, seconds=2.0)
+    sides = {side: [a_side(trajectories=64, seconds=8.0)] for side in load_work().steps}
+    sides["rollart"] = [a_side(trajectories=128, seconds=seconds) for seconds in (1.0, 2.0, 16.0)]
     result = compared(sides)
     assert set(ratios()) == KEYS
-    assert set(result) == {*KEYS, "sides", "cpu_ms"}
+    assert set(result) == {*KEYS, "sides", "rates", "cpu_ms"}
+    assert result["rates"]["rollart"] == [128.0, 64.0, 8.0]
+    assert result["rates"]["rollout_func"] == [8.0]
     assert result["cpu_ms"]["rollart"] == {"trainer": 8.0, "engine": 7.0}
     assert result["over_environment_factory"] == result["over_rollout_func"] == 8.0
     assert result["over_rollout_func_latency"] == 1.0
@@ -333,12 +336,20 @@ def test_all_sides_are_measured_and_json_is_all_there_is_on_stdout(tmp_path, mon
         else:
             assert "over_rollout_func_latency: 4.0" in out
             assert "rollout_func: 15.0 ms of CPU per trajectory (trainer 8.0, engine 7.0)" in out
-        steps = load_work().steps
+        work = load_work()
+        steps = work.steps
+        assert work.rounds == 3
+        rounds = [
+            [
+                (f"rollart-{number}", 1, model, steps["rollart"]),
+                ("environment_factory", False, model, steps["environment_factory"]),
+                ("rollout_func", False, model, steps["rollout_func"]),
+            ]
+            for number in range(work.rounds)
+        ]
         assert asked == [
-            ("rollart", 1, model, steps["rollart"]),
-            ("environment_factory", False, model, steps["environment_factory"]),
-            ("rollout_func", False, model, steps["rollout_func"]),
-            ("rollart_latency", 4, model, steps["rollart_latency"]),
+            *itertools.chain.from_iterable(rounds),
+            ("rollart_latency-3", 4, model, steps["rollart_latency"]),
             ("environment_factory", True, model, steps["environment_factory_latency"]),
             ("rollout_func", True, model, steps["rollout_func_latency"]),
         ]
