@@ -85,10 +85,8 @@ class Driver:
         while len(self.events) < count:
             self.woken.clear()
             wake_at = self.slice()
-            left_s = (deadline if wake_at is None else min(wake_at, deadline)) - time.monotonic()
-            if len(self.events) < count and left_s > 0:
-                self.woken.wait(left_s)
-            assert len(self.events) >= count or time.monotonic() < deadline, f"only {self.events} within {seconds} s"
+            if len(self.events) < count and (wake_at is None or wake_at > time.monotonic()):
+                assert self.woken.wait(deadline - time.monotonic()), f"only {self.events} within {seconds} s"
         return self.take()
 
     def ask(self, *commands: WorkerCommand) -> list[WorkerEvent]:

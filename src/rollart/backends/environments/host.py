@@ -39,9 +39,6 @@ logger = logging.getLogger(__name__)
 REMEMBERED_EPISODES = 256
 """Of so many episodes that are over, doubled commands are answered from memory."""
 CLOSE_TIMEOUT_S = 1.0
-GATHER_S = 0.002
-"""Answers are told together, so long after the first of them, and at once if no other is awaited. Far below what a turn
-takes; telling each of a hundred by itself costs three processes more than the environments do."""
 
 
 class EnvironmentHostSettings(Strict):
@@ -90,10 +87,6 @@ class EnvironmentHost:
         self._commands: deque[WorkerCommand] = deque()
         self._answers: deque[tuple[Seat, Answer]] = deque()
         """Filled by the seats' threads; a deque's ends may be used from several threads."""
-        self._awaited = 0
-        """Seats that were asked and whose answer was not taken yet."""
-        self._tell_at: float | None = None
-        """When the answers that are there are told; until then nobody needs to wake the worker for another one."""
 
     def info(self) -> EnvironmentInfo:
         return EnvironmentInfo(task=self._settings.task, slots=self._settings.slots)
@@ -101,11 +94,9 @@ class EnvironmentHost:
     def post(self, commands: Sequence[WorkerCommand]) -> None:
         self._commands.extend(commands)
 
-    def advance(self, now: float) -> Advance:
+    def advance(self, now: float) -> Advance:  # noqa: ARG002 - what happens here happens in threads, not in time
         events: list[WorkerEvent] = []
-        due, self._tell_at = self._tell_at, None  # before looking: whoever answers from here on wakes the worker again
-        if len(self._answers) >= self._awaited or (due is not None and now >= due):
-            self._collect(events)
+        self._collect(events)
         while self._commands:
             match self._commands.popleft():
                 case Reset() as reset:
@@ -116,9 +107,7 @@ class EnvironmentHost:
                     self._leave(episode)
                 case other:
                     raise InvariantBroken(f"an environment does not take {type(other).__name__}; a bug of rollart")
-        if self._answers:
-            self._tell_at = now + GATHER_S if due is None or events else due
-        return Advance(events, self._tell_at)
+        return Advance(events, None)
 
     def close(self) -> None:
         for seat in self._seats.values():
@@ -136,7 +125,7 @@ class EnvironmentHost:
             episode = self._episodes.get(answer.episode)
             if episode is None or episode.seat is not seat:
                 continue  # given up in the meantime
-            self._stop_waiting(seat)
+            seat.waiting = False
             episode.answers[answer.turn] = answer
             events.append(answer)
 
@@ -152,7 +141,7 @@ class EnvironmentHost:
         seat = self._free_seat(reset.slot)
         seat.episode = reset.episode
         self._episodes[reset.episode] = _Episode(seat)
-        self._ask(seat, reset)
+        seat.ask(reset)
 
     def _free_seat(self, slot: int) -> Seat:
         """A seat whose thread is free: that of the slot, or a fresh one if it is busy, be it with closing."""
@@ -179,15 +168,7 @@ class EnvironmentHost:
             events.append(EnvironmentFailed(step.episode, step.turn, reason))
         else:
             episode.asked = step.turn
-            self._ask(episode.seat, step)
-
-    def _ask(self, seat: Seat, command: Reset | Step) -> None:
-        self._awaited += 1
-        seat.ask(command)
-
-    def _stop_waiting(self, seat: Seat) -> None:
-        self._awaited -= seat.waiting
-        seat.waiting = False
+            episode.seat.ask(step)
 
     def _leave(self, id: TrajectoryId) -> None:
         """The episode is over or given up; whatever its environment still answers is void."""
@@ -197,7 +178,7 @@ class EnvironmentHost:
         seat, episode.seat = episode.seat, None
         if seat.busy:
             logger.debug("%s: episode %d was closed while its environment worked", seat.thread.name, id)
-        self._stop_waiting(seat)
+        seat.waiting = False
         seat.leave()
         self._over.append(id)
         if len(self._over) > REMEMBERED_EPISODES:
@@ -211,8 +192,7 @@ class EnvironmentHost:
 
     def _tell(self, seat: Seat, answer: Answer) -> None:
         self._answers.append((seat, answer))
-        if self._tell_at is None or len(self._answers) >= self._awaited:
-            self._wake()
+        self._wake()
 
 
 def _again(episode: _Episode, turn: int, events: list[WorkerEvent]) -> None:
