@@ -65,6 +65,26 @@ def test_clip_higher_lets_a_token_grow_by_more_than_it_may_shrink():
     assert gradient(policy_loss(LossSettings(clip_high=0.28), batch)[0], batch).item() == pytest.approx(-1.25)
 
 
+def test_a_token_far_on_the_wrong_side_does_not_outweigh_the_others():
+    """It became 1,000 times as likely since it was sampled, and should become less likely."""
+    batch = packed(
+        [2], logprobs=[0.0, -1.0], behaviour=[-math.log(1000.0), -1.0], proximal=None, advantages=[-1.0, -1.0]
+    )
+    loss, metrics = policy_loss(LossSettings(), batch)
+    assert loss.item() == pytest.approx((3.0 + 1.0) / 2)
+    assert gradient(loss, batch).tolist() == pytest.approx([0.0, 0.5])
+    assert metrics.summary()["clipped_dual"] == pytest.approx(1 / 2)
+    unlimited, metrics = policy_loss(LossSettings(dual_clip=1e9), batch)
+    assert gradient(unlimited, batch).tolist() == pytest.approx([500.0, 0.5])
+    assert metrics.summary()["clipped_dual"] == 0
+
+
+def test_dual_clip_is_for_what_should_become_less_likely():
+    batch = packed([2], logprobs=[math.log(2.5)] * 2, behaviour=[0.0] * 2, proximal=None, advantages=[1.0, -1.0])
+    loss, _ = policy_loss(LossSettings(clip_high=4.0, dual_clip=2.0), batch)
+    assert gradient(loss, batch).tolist() == pytest.approx([-1.25, 0.0])
+
+
 def test_decoupled_ppo_by_hand():
     """The clip sees π_θ / π_prox = 1.1, the weight is π_prox / π_b = 1.5, and their product is never clipped."""
     batch = packed([1], logprobs=[math.log(1.65)], proximal=[math.log(1.5)], behaviour=[0.0], advantages=[1.0])

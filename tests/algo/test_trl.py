@@ -102,6 +102,14 @@ def test_ppo(loss_type, aggregation, seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
+def test_dual_clip(seed):
+    batch = packed(LENGTHS, seed=seed, spread=2.0)
+    args = SimpleNamespace(delta=1.5, use_bias_correction_kl=False, steps_per_generation=1)
+    expected = theirs(batch, loss_type="dapo", epsilon_low=0.2, epsilon_high=0.2, args=args)
+    assert_same(LossSettings(dual_clip=1.5), batch, expected)
+
+
+@pytest.mark.parametrize("seed", range(3))
 def test_kl(seed):
     batch = packed(LENGTHS, seed=seed)
     settings = LossSettings(clip_low=0.2, clip_high=0.2, kl_weight=0.04)

@@ -1,6 +1,7 @@
 """Settings of the loss: what the kinds default to, and what is refused with a reason."""
 
 import inspect
+import math
 import subprocess
 import sys
 
@@ -14,9 +15,9 @@ from rollart.config.algorithm import AdvantageKind, Aggregation, AlgorithmSettin
 @pytest.mark.parametrize(
     ("kind", "bounds", "aggregation"),
     [
-        ("ppo", (0.8, 1.2), Aggregation.TOKEN_MEAN),
-        ("gspo", (0.9997, 1.0004), Aggregation.SEQUENCE_MEAN),
-        ("cispo", (0.0, 5.0), Aggregation.TOKEN_MEAN),
+        ("ppo", (0.8, 1.2, 3.0), Aggregation.TOKEN_MEAN),
+        ("gspo", (0.9997, 1.0004, math.inf), Aggregation.SEQUENCE_MEAN),
+        ("cispo", (0.0, 5.0, math.inf), Aggregation.TOKEN_MEAN),
     ],
 )
 def test_every_kind_has_its_own_defaults(kind, bounds, aggregation):
@@ -27,7 +28,7 @@ def test_every_kind_has_its_own_defaults(kind, bounds, aggregation):
 
 def test_what_is_set_wins():
     settings = LossSettings(kind="gspo", clip_high=0.28, aggregation="token_mean")
-    assert settings.ratio_bounds() == pytest.approx((0.9997, 1.28))
+    assert settings.ratio_bounds() == pytest.approx((0.9997, 1.28, math.inf))
     assert settings.aggregated_by() is Aggregation.TOKEN_MEAN
 
 
@@ -37,6 +38,9 @@ def test_what_is_set_wins():
         ({"kind": "ppp"}, "'ppo', 'gspo' or 'cispo'"),
         ({"clip_low": 1.5}, "less than or equal to 1"),
         ({"clip_high": 0}, "greater than 0"),
+        ({"dual_clip": 1.0}, "greater than 1"),
+        ({"dual_clip": math.inf}, "finite number"),
+        ({"dual_clip": 3.0, "kind": "cispo"}, "a dual_clip belongs to the loss `ppo`"),
         ({"kl_weight": -1.0}, "greater than or equal to 0"),
         ({"kl_weight": float("nan")}, "finite number"),
         ({"kl_weight": 0.1, "kl_estimator": "k1"}, "gradient is 0 in expectation"),

@@ -17,7 +17,7 @@ import torch
 from rollart.algo.correction import correction_weights, mismatch
 from rollart.algo.metrics import Metrics
 from rollart.algo.packed import PackedBatch, sequence_lengths, sequence_sums
-from rollart.config.algorithm import Aggregation, CorrectionKind, KlEstimator, LossSettings, PolicyLoss
+from rollart.config.algorithm import Aggregation, CorrectionKind, KlEstimator, LossSettings, PolicyLoss, RatioBounds
 
 
 class Surrogate(NamedTuple):
@@ -30,8 +30,8 @@ class Surrogate(NamedTuple):
 
 def policy_loss(settings: LossSettings, batch: PackedBatch) -> tuple[torch.Tensor, Metrics]:
     """The scalar to back-propagate, and metrics that micro-batches add up; see the module."""
-    low, high = settings.ratio_bounds()
-    surrogate = SURROGATES[settings.kind](batch, low, high)
+    bounds = settings.ratio_bounds()
+    surrogate = SURROGATES[settings.kind](batch, bounds)
     weights, corrected = _weights(settings, batch)
     shares = token_shares(settings.aggregated_by(), batch)
     policy = (shares * weights * surrogate.loss).sum()
@@ -44,28 +44,33 @@ def policy_loss(settings: LossSettings, batch: PackedBatch) -> tuple[torch.Tenso
             "tokens": shares.new_tensor(float(shares.numel())),
             "sequences": shares.new_tensor(float(batch.sequences)),
             "ratio_mean": surrogate.ratio.sum(),
-            # On the side that the advantage pushes to: on the other one PPO does not clip.
-            "clipped_low": ((surrogate.ratio < low) & (batch.advantages < 0)).sum().to(shares.dtype),
-            "clipped_high": ((surrogate.ratio > high) & (batch.advantages > 0)).sum().to(shares.dtype),
+            # low and high are on the side that the advantage pushes to, dual is far away on the other one.
+            "clipped_low": ((surrogate.ratio < bounds.low) & (batch.advantages < 0)).sum().to(shares.dtype),
+            "clipped_high": ((surrogate.ratio > bounds.high) & (batch.advantages > 0)).sum().to(shares.dtype),
+            "clipped_dual": ((surrogate.ratio > bounds.dual) & (batch.advantages < 0)).sum().to(shares.dtype),
         }
     )
     trainer = batch.logprobs if batch.proximal is None else batch.proximal
     return loss, measured + penalised + mismatch(trainer, batch.behaviour) + corrected
 
 
-def ppo(batch: PackedBatch, low: float, high: float) -> Surrogate:
+def ppo(batch: PackedBatch, bounds: RatioBounds) -> Surrogate:
     """ℓ_t = −min(r_t A_t, clip(r_t, low, high) A_t) (PPO, Schulman et al. 2017, arXiv:1707.06347, eq. 7).
 
     With high − 1 > 1 − low it is DAPO's clip-higher (Yu et al. 2025, arXiv:2503.14476): an unlikely token can grow by
     more than a likely one may shrink, which keeps exploration alive. A token that is past the bound on the side that
-    its advantage pushes to has no gradient; on the other side it has, so mistakes can be undone.
+    its advantage pushes to has no gradient; on the other side it has, so mistakes can be undone, up to `dual`: there
+    the weight r_t would be beyond all measure, and a negative advantage has no gradient either (dual clip, Ye et al.
+    2020, arXiv:1912.09729).
     """
     ratio = torch.exp(batch.logprobs - _proximal(batch))
-    clipped = ratio.clamp(low, high)
-    return Surrogate(-torch.minimum(ratio * batch.advantages, clipped * batch.advantages), ratio.detach())
+    clipped = ratio.clamp(bounds.low, bounds.high)
+    gain = torch.minimum(ratio * batch.advantages, clipped * batch.advantages)
+    gain = torch.where(batch.advantages < 0, torch.maximum(gain, bounds.dual * batch.advantages), gain)
+    return Surrogate(-gain, ratio.detach())
 
 
-def gspo(batch: PackedBatch, low: float, high: float) -> Surrogate:
+def gspo(batch: PackedBatch, bounds: RatioBounds) -> Surrogate:
     """PPO's ℓ with the ratio of the sequence, s = (Π r_t)^(1/n) (GSPO, Zheng et al. 2025, arXiv:2507.18071).
 
     Rewards are given to sequences, so sequences are what is clipped; as s is a mean in the exponent, its usual bounds
@@ -78,18 +83,18 @@ def gspo(batch: PackedBatch, low: float, high: float) -> Surrogate:
         log_ratio, batch.sequence, batch.sequences
     )
     ratio = torch.exp(means[batch.sequence] + (batch.logprobs - batch.logprobs.detach()))
-    clipped = ratio.clamp(low, high)
+    clipped = ratio.clamp(bounds.low, bounds.high)
     return Surrogate(-torch.minimum(ratio * batch.advantages, clipped * batch.advantages), ratio.detach())
 
 
-def cispo(batch: PackedBatch, low: float, high: float) -> Surrogate:
+def cispo(batch: PackedBatch, bounds: RatioBounds) -> Surrogate:
     """ℓ_t = −sg[clip(r_t, low, high)] A_t log π_θ(a_t) (CISPO, MiniMax 2025, arXiv:2506.13585).
 
     REINFORCE with a bounded importance weight: what is clipped is the weight and never the gradient, so rare tokens
     that moved much (a "wait", a change of mind) keep teaching. Inside the bounds the gradient is that of unclipped PPO.
     """
     ratio = torch.exp(batch.logprobs.detach() - _proximal(batch))
-    return Surrogate(-ratio.clamp(low, high) * batch.advantages * batch.logprobs, ratio)
+    return Surrogate(-ratio.clamp(bounds.low, bounds.high) * batch.advantages * batch.logprobs, ratio)
 
 
 SURROGATES = {PolicyLoss.PPO: ppo, PolicyLoss.GSPO: gspo, PolicyLoss.CISPO: cispo}

@@ -4,7 +4,8 @@ Defaults that the kinds do not share (clip range, aggregation, discount) are tho
 """
 
 import enum
-from typing import Annotated, Self
+import math
+from typing import Annotated, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -86,6 +87,16 @@ class CorrectionSettings(Strict):
         return self
 
 
+class RatioBounds(NamedTuple):
+    """Beyond which ratios a token is no longer followed."""
+
+    low: float
+    high: float
+    """For a token that should become more likely."""
+    dual: float
+    """For one that should become less likely."""
+
+
 class LossSettings(Strict):
     """The loss of the policy."""
 
@@ -94,6 +105,10 @@ class LossSettings(Strict):
     """Ratios below 1 − clip_low are clipped; 1 = never. None = the usual one of the kind."""
     clip_high: PositiveReal | None = None
     """Ratios above 1 + clip_high are clipped. None = the usual one of the kind; 0.28 with `ppo` is DAPO's."""
+    dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    """`ppo`: tokens that should become less likely are clipped too, where their ratio is above this. 3 unless set.
+    Otherwise one that became a thousand times as likely since it was sampled, as happens where rollout is ahead of
+    training, would outweigh its whole batch."""
     aggregation: Aggregation | None = None
     """None = the usual one of the kind."""
     kl_weight: NotNegativeReal = 0.0
@@ -108,14 +123,16 @@ class LossSettings(Strict):
                 "k1 cannot be a penalty in the loss: its gradient is 0 in expectation, whatever the distance. "
                 "Use k2, which has the gradient that is meant, or k3"
             )
+        if self.dual_clip is not None and self.kind is not PolicyLoss.PPO:
+            raise ValueError(f"a dual_clip belongs to the loss `ppo`, not to `{self.kind.value}`")
         return self
 
-    def ratio_bounds(self) -> tuple[float, float]:
-        """The lowest and the highest ratio that is not clipped."""
-        low, high = _CLIP[self.kind]
-        return (
+    def ratio_bounds(self) -> RatioBounds:
+        low, high, dual = _CLIP[self.kind]
+        return RatioBounds(
             1.0 - (low if self.clip_low is None else self.clip_low),
             1.0 + (high if self.clip_high is None else self.clip_high),
+            dual if self.dual_clip is None else self.dual_clip,
         )
 
     def aggregated_by(self) -> Aggregation:
@@ -123,10 +140,10 @@ class LossSettings(Strict):
 
 
 _CLIP = {
-    PolicyLoss.PPO: (0.2, 0.2),
-    PolicyLoss.GSPO: (3e-4, 4e-4),
+    PolicyLoss.PPO: (0.2, 0.2, 3.0),
+    PolicyLoss.GSPO: (3e-4, 4e-4, math.inf),
     # No lower bound, as in the paper, which does not give the upper one: a weight of at most 5.
-    PolicyLoss.CISPO: (1.0, 4.0),
+    PolicyLoss.CISPO: (1.0, 4.0, math.inf),
 }
 _AGGREGATION = {
     PolicyLoss.PPO: Aggregation.TOKEN_MEAN,
