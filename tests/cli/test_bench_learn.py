@@ -182,7 +182,7 @@ def test_the_committed_work_is_what_the_command_says() -> None:
     assert configs[SYNC].mode == "sync"
     assert len(set(tables["seeds"])) == 5 <= len(T_975) + 1
     for config in configs.values():
-        task = config.tasks["frozenlake"]
+        task = config.tasks["math"]
         assert task.inject == (Injection(latency_ms=50.0, sigma=1.0, hang_share=0.01, hang_s=5.0),)
         assert min(task.reset_deadline_s, task.step_deadline_s) >= 30.0
         assert (config.batch.trajectories, config.batch.group_size) == (64, 8)
@@ -202,7 +202,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cold_start, "TRANSCRIPTS", dict.fromkeys(cold_start.TRANSCRIPTS, 4))
         cold_start.make_small_model(folder, steps=2)
-    lake = {
+    task = {
         "environments": 8,
         "max_turns": 3,
         "inject": {"latency_ms": 1.0, "hang_share": 0.2, "hang_s": 0.2},
@@ -211,7 +211,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "steps": 2,
         "checkpoint_every": 1,
         "batch": {"trajectories": 4, "group_size": 2},
-        "tasks": {"frozenlake": lake},
+        "tasks": {"math": task},
     }
     work = merged(read_tables(WORK), {"eval_episodes": 6, "run": run})
     arms = {"sync": {"mode": "sync"}, "alpha1": {"mode": "rollart", "alpha": 1, "steps": 3}}
@@ -230,7 +230,7 @@ def test_arms_begin_alike_and_every_checkpoint_is_played(
     monkeypatch.setattr("rollart.cli.bench_learn_run.play", recorded)
     figures = Bench(tiny, tmp_path, RuntimeKind.INLINE).measure([3])
     assert len({config.model for config in played}) == len(played) == 1 + 2 + 3
-    assert {(config.mode, config.seed, config.tasks["frozenlake"].inject) for config in played} == {("rollart", 3, ())}
+    assert {(config.mode, config.seed, config.tasks["math"].inject) for config in played} == {("rollart", 3, ())}
     sync, alpha1 = figures["arms"]["sync"]["3"], figures["arms"]["alpha1"]["3"]
     assert [point["step"] for point in sync] == [0, 1, 2]
     assert [point["trajectories"] for point in alpha1] == [0, 4, 8, 12]

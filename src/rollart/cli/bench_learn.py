@@ -27,9 +27,10 @@ def learn(
 ) -> None:
     """Held-out success of real runs, in mode rollart with alpha 1 and 2 against mode sync. A seed takes 20 minutes.
 
-    FrozenLake, groups of 8, batches of 64, no redundancy; environments take 50 ms in the mean (log-normal, sigma 1),
-    and 1 % of the steps hang for 5 s. All arms of a seed begin with the same model. Checkpoints are played when a run
-    is over, on the same held-out prompts and without latency: no evaluation is in the time of a run.
+    Arithmetic with a calculator, groups of 8, batches of 64, no redundancy; environments take 50 ms in the mean
+    (log-normal, sigma 1), and 1 % of the steps hang for 5 s. All arms of a seed begin with the same model. Checkpoints
+    are played when a run is over, on the same held-out prompts and without latency: no evaluation is in the time of a
+    run.
 
     points_…: rollart minus sync after the last step of sync, at equal trained trajectories, paired by seed; low and
     high are the 95 % interval of the mean by Student's t (two-sided), and worst is the seed with the least, an exact

@@ -25,7 +25,7 @@ def learn_svg(arms: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> 
     """`arms` as in the JSON of the bench: curves by arm and seed. Lines are means, bands 95 % intervals over seeds."""
     curves = {arm: _mean_curve(list(by_seed.values())) for arm, by_seed in arms.items()}
     seeds = len(next(iter(arms.values())))
-    heading = f"Held-out success on FrozenLake with slow environments, {seeds} seeds"
+    heading = f"Held-out success in arithmetic with slow environments, {seeds} seeds"
     if seeds == 1:
         heading = heading.removesuffix("s")
     panels = (
