@@ -22,10 +22,10 @@ WORK = "bench_learn.toml"
 def learn(
     seeds: Annotated[int | None, typer.Option(min=1, help="Only so many of the five seeds.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Write the curves as a picture (SVG).")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder to keep the runs in (1.2 GB); must be new or empty.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to keep the runs in (2.3 GB); must be new or empty.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout and nothing else.")] = False,
 ) -> None:
-    """Held-out success of real runs, in mode rollart with alpha 1 and 2 against mode sync. A seed takes 20 minutes.
+    """Held-out success of real runs, in mode rollart with alpha 1 and 2 against mode sync. A seed takes 12 minutes.
 
     Arithmetic with a calculator, groups of 8, batches of 64, no redundancy; environments take 50 ms in the mean
     (log-normal, sigma 1), and 1 % of the steps hang for 5 s. All arms of a seed begin with the same model. Checkpoints
