@@ -271,6 +271,25 @@ def test_what_members_of_a_group_are_told_again_is_computed_once():
     driver.worker.check()
 
 
+def test_a_small_version_is_staged_within_one_step(monkeypatch):
+    """It is fetched during a step, prepared after it, and told before the next one."""
+    monkeypatch.setattr("rollart.backends.engines.staging.SLICE_S", 60.0)
+    driver = served()
+    driver.send(add(1, max_tokens=60))
+    driver.slice()
+    before = driver.worker.counters().steps
+    driver.woken.clear()
+    model = tiny_model(2).state_dict()
+    manifest, buckets = pack(model, version=V2, parent=None, bucket_bytes=2**20)
+    driver.store.publish(manifest, buckets)
+    driver.send(Stage(manifest))
+    driver.slice()
+    assert driver.woken.wait(10.0)
+    driver.slice()
+    assert driver.take() == [Staged(V2)]
+    assert driver.worker.counters().steps == before + 1
+
+
 def test_a_shared_prompt_survives_the_one_that_computed_it():
     prompt = Segment.of(np.random.default_rng(0).integers(0, VOCABULARY, 60).astype(np.int32))
     driver = served(prefill_tokens=8)

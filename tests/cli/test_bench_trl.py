@@ -79,7 +79,7 @@ def test_the_committed_work_is_what_the_command_says():
         assert min(task.reset_deadline_s, task.step_deadline_s) > 5.0
         assert (config.algorithm.epochs, config.algorithm.minibatches) == (1, 1)
         assert config.pools["local"].dtype == config.trainer.dtype == "float32"
-    assert (run.mode, run.alpha) == ("rollart", 1)
+    assert (run.mode, run.alpha) == ("rollart", 2)
     assert slow.mode == "areal"  # it finishes what it started, whatever hung
     assert run.tasks["frozenlake"].inject == ()
     assert slow.tasks["frozenlake"].inject == (Injection(latency_ms=50.0, sigma=1.0, hang_share=0.01, hang_s=5.0),)

@@ -6,6 +6,7 @@ An adapter is merged into the full version that it is on. With the first of them
 as it was published, so that every later one costs no more than its factors.
 """
 
+import time
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from threading import Thread
@@ -21,6 +22,9 @@ from rollart.types.messages import Staged, StageFailed
 from rollart.types.versions import Version
 from rollart.types.weights import Manifest, WeightKind, verify_bucket
 
+SLICE_S = 0.004
+"""So long parts are prepared between two engine steps: the whole of a small model, for which a step per part would be a
+long way while training waits for the engines, and one part of a large one."""
 T = TypeVar("T")
 Tensors = dict[str, torch.Tensor]
 Prepare = Callable[[Tensors], Generator[None, None, T]]
@@ -76,10 +80,13 @@ class Staging(Generic[T]):
         return None
 
     def slice(self) -> Staged | StageFailed | None:
-        """Fetch and verify one bucket, or prepare a part; says so when a version got ready or failed."""
+        """Fetch and verify a bucket, or prepare parts for a moment; says so when a version got ready or failed."""
         version, fetching = next(iter(self._fetching.items()))
+        until = time.perf_counter() + SLICE_S
         try:
             next(fetching)
+            while self.due and time.perf_counter() < until:
+                next(fetching)
         except StopIteration as end:
             self._ready[version] = end.value
         except Exception as error:  # noqa: BLE001 - the store may be anybody's: what it raises fails this version only

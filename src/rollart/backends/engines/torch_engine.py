@@ -144,14 +144,17 @@ class TorchEngine:
 
     def advance(self, now: float) -> Advance:
         events: list[WorkerEvent] = []
-        if self._staging.due:
-            staged = self._staging.slice()
-            if staged is not None:
-                events.append(staged)
         began = time.perf_counter()
         while self._commands:
             self._obey(self._commands.popleft(), events)
-        if self._active():
+        obeyed = time.perf_counter()
+        # After the commands, so that what is to be fetched is on its way during the step.
+        staged = self._staging.slice() if self._staging.due else None
+        if staged is not None:
+            # Told before the step and not after it: training may be waiting for it.
+            events.append(staged)
+        elif self._active():
+            began += time.perf_counter() - obeyed
             self._step(events)
             self._stepping_s += time.perf_counter() - began
         self._report(now, events)
