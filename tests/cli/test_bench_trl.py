@@ -341,7 +341,7 @@ def test_all_sides_are_measured_and_json_is_all_there_is_on_stdout(tmp_path, mon
         assert work.rounds == 3
         rounds = [
             [
-                (f"rollart-{number}", 1, model, steps["rollart"]),
+                (f"rollart-{number}", work.run["alpha"], model, steps["rollart"]),
                 ("environment_factory", False, model, steps["environment_factory"]),
                 ("rollout_func", False, model, steps["rollout_func"]),
             ]
