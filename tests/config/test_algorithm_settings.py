@@ -15,7 +15,7 @@ from rollart.config.algorithm import AdvantageKind, Aggregation, AlgorithmSettin
 @pytest.mark.parametrize(
     ("kind", "bounds", "aggregation"),
     [
-        ("ppo", (0.8, 1.2, 3.0), Aggregation.TOKEN_MEAN),
+        ("ppo", (0.8, 1.2, math.inf), Aggregation.TOKEN_MEAN),
         ("gspo", (0.9997, 1.0004, math.inf), Aggregation.SEQUENCE_MEAN),
         ("cispo", (0.0, 5.0, math.inf), Aggregation.TOKEN_MEAN),
     ],

@@ -106,9 +106,9 @@ class LossSettings(Strict):
     clip_high: PositiveReal | None = None
     """Ratios above 1 + clip_high are clipped. None = the usual one of the kind; 0.28 with `ppo` is DAPO's."""
     dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
-    """`ppo`: tokens that should become less likely are clipped too, where their ratio is above this. 3 unless set.
-    Otherwise one that became a thousand times as likely since it was sampled, as happens where rollout is ahead of
-    training, would outweigh its whole batch."""
+    """`ppo`: tokens that should become less likely are clipped too, where their ratio is above this; 3 is usual. None =
+    never; then one that became a thousand times as likely since it was sampled, as happens where rollout is ahead of
+    training, outweighs its whole batch."""
     aggregation: Aggregation | None = None
     """None = the usual one of the kind."""
     kl_weight: NotNegativeReal = 0.0
@@ -128,11 +128,11 @@ class LossSettings(Strict):
         return self
 
     def ratio_bounds(self) -> RatioBounds:
-        low, high, dual = _CLIP[self.kind]
+        low, high = _CLIP[self.kind]
         return RatioBounds(
             1.0 - (low if self.clip_low is None else self.clip_low),
             1.0 + (high if self.clip_high is None else self.clip_high),
-            dual if self.dual_clip is None else self.dual_clip,
+            math.inf if self.dual_clip is None else self.dual_clip,
         )
 
     def aggregated_by(self) -> Aggregation:
@@ -140,10 +140,10 @@ class LossSettings(Strict):
 
 
 _CLIP = {
-    PolicyLoss.PPO: (0.2, 0.2, 3.0),
-    PolicyLoss.GSPO: (3e-4, 4e-4, math.inf),
+    PolicyLoss.PPO: (0.2, 0.2),
+    PolicyLoss.GSPO: (3e-4, 4e-4),
     # No lower bound, as in the paper, which does not give the upper one: a weight of at most 5.
-    PolicyLoss.CISPO: (1.0, 4.0, math.inf),
+    PolicyLoss.CISPO: (1.0, 4.0),
 }
 _AGGREGATION = {
     PolicyLoss.PPO: Aggregation.TOKEN_MEAN,
