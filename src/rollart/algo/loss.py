@@ -10,6 +10,7 @@ to that of the batch. Tokens that a mask drops still count in the means. Where a
 value of a loss is no measure of progress; its gradient is what it is for.
 """
 
+import math
 from typing import NamedTuple, assert_never
 
 import torch
@@ -66,7 +67,8 @@ def ppo(batch: PackedBatch, bounds: RatioBounds) -> Surrogate:
     ratio = torch.exp(batch.logprobs - _proximal(batch))
     clipped = ratio.clamp(bounds.low, bounds.high)
     gain = torch.minimum(ratio * batch.advantages, clipped * batch.advantages)
-    gain = torch.where(batch.advantages < 0, torch.maximum(gain, bounds.dual * batch.advantages), gain)
+    if math.isfinite(bounds.dual):  # ∞ · 0 would not be a number
+        gain = torch.where(batch.advantages < 0, torch.maximum(gain, bounds.dual * batch.advantages), gain)
     return Surrogate(-gain, ratio.detach())
 
 
