@@ -9,7 +9,7 @@ VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 ARGS ?=
 
-.PHONY: help venv venv-vllm test test-vllm mutate kills train sim bench clean
+.PHONY: help venv venv-vllm test test-vllm repeat mutate kills train sim bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,8 +18,9 @@ venv: $(INSTALLED) ## create .venv with the pinned versions; does nothing while 
 
 # Tests that a full machine does not disturb: they run side by side, on all cores.
 SIDE_BY_SIDE := $(addprefix tests/,algo config control observe policy sim tasks types)
-# Those that two processes at a time do not disturb, as long as a file stays in one of them. The rest wants the machine alone.
-BY_FILE := $(addprefix tests/,backends ports)
+# Those that start processes, or share something within a file: two at a time, each file in one of them.
+BY_FILE := $(addprefix tests/,app backends bench cli distributed ports)
+# The rest (tools, the examples of README and docstrings) comes last, alone: kills find their victims better that way.
 
 # torch goes first and by its exact pin: resolved with the rest, a looser requirement may pull gigabytes of another build.
 $(INSTALLED): pyproject.toml constraints.txt
@@ -38,6 +39,9 @@ test: $(INSTALLED) ## lint, types, import contracts, tests: all that has to hold
 	$(BIN)/pytest -n 2 --dist loadfile $(BY_FILE)
 	$(BIN)/pytest $(foreach folder,$(SIDE_BY_SIDE) $(BY_FILE),--ignore=$(folder)) tests src
 
+repeat: $(INSTALLED) ## tests again and again, in random order, for those that need luck; folders and options in ARGS
+	$(BIN)/python tools/repeat_tests.py $(ARGS)
+
 mutate: $(INSTALLED) ## whether the tests notice when a decision of policy is changed; modules and options in ARGS
 	$(BIN)/python tools/mutate.py $(ARGS)
 
@@ -52,8 +56,9 @@ $(VLLM_INSTALLED): pyproject.toml requirements-vllm.txt
 	$(VLLM_VENV)/bin/python -m pip -qq --disable-pip-version-check install --no-deps -e .
 	@touch $@
 
-test-vllm: $(VLLM_INSTALLED) ## the tests of the vLLM engine, which `make test` skips
-	VLLM_LOGGING_LEVEL=WARNING $(VLLM_VENV)/bin/python -m pytest --timeout=600 tests/backends/test_vllm_*.py tests/cli/test_bench_vllm.py
+test-vllm: $(VLLM_INSTALLED) ## the tests of the vLLM engine and of training with it, which `make test` skips
+	VLLM_LOGGING_LEVEL=WARNING $(VLLM_VENV)/bin/python -m pytest --timeout=600 \
+		tests/backends/test_vllm_*.py tests/bench/test_bench_vllm.py tests/app/test_train_vllm.py
 
 train: $(INSTALLED) ## train for real on this machine; options in ARGS
 	$(BIN)/rollart train $(ARGS)

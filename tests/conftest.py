@@ -1,16 +1,26 @@
 """What tests of several packages share."""
 
+import os
 from collections.abc import Iterator
 
+# Before torch is loaded, and for all that tests start: threads that wait for each other sleep instead of spinning. On a
+# busy machine that is the difference between slow and standing still.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import pytest
+from hypothesis import HealthCheck, settings
 from rank_server import RankServer
 
 from rollart.backends.native.kernels import OFF, native_kernels
 
+# A busy machine is slow now and then; an example that takes long, or is long in the making, is no failure.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
-@pytest.fixture(scope="session")
+
+@pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
-    """A Ray on this machine, started once: it takes seconds."""
+    """A Ray on this machine, started once per file: it takes seconds, and other files start a Ray of their own."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'rollart[ray]'")
     from rollart.distributed.ray_local import LocalRay
 

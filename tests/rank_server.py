@@ -27,7 +27,7 @@ class RankServer:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             )
 
-    def start(self, end, log):
+    def start(self, end, log, rank):  # noqa: ARG002 - the title of a process; a fork has none
         with self._lock:
             socket.send_fds(self._socket, [b"start"], [end.fileno(), log.fileno()])
             return Forked(int(self._socket.recv(64)), self)

@@ -26,9 +26,10 @@ def test_the_example_runs_and_learns(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found = re.fullmatch(r"HeldOut\(before=([\d.]+), after=([\d.]+)\)\n", done.stdout)
+    found = re.fullmatch(r"HeldOut\(before=([\d.]+), after=([\d.]+)\) (runs/run-1/checkpoints/\S+)\n", done.stdout)
     assert found, done.stdout
-    before, after = map(float, found.groups())
+    before, after = float(found[1]), float(found[2])
+    assert (tmp_path / found[3] / "model.safetensors").is_file()
     assert before < 0.2
     assert after > 0.5
     texts = sorted((tmp_path / "runs" / "run-1" / "trajectories").glob("*.txt"))

@@ -2,19 +2,21 @@
 
 A seed is one small run of two tasks on two pools, with a kill in it and sometimes a second one:
 
-    who      the controller; the trainer; an engine; an environment worker; everything at once, Ray and its reaper too
-    when     start        while the run, or the worker, comes up
+    who      the controller; the trainer; an engine; an environment worker; Ray's raylet; Ray's GCS server; everything
+             at once, Ray and its reaper too
+    when     start        while the run, the worker, or Ray, comes up
              step         after a step of the run
              checkpoint   while a checkpoint is being written
              end          after the last step
 
-A worker that is killed is the run's own affair. After the death of the controller the run is resumed, at once or when
-nothing is left of it. Then this must hold: the run ends by itself with exit code 0, `rollart audit` finds nothing, also
-right after the kill, all steps are there, in the metrics too, the last checkpoint loads, and nothing is left: no
-process, no shared memory, no folder of Ray's.
+A worker that is killed is the run's own affair. Without its Ray the run ends by itself, within `ENDS_S` and with one
+sentence that names the cause. After the death of the controller or of Ray the run is resumed, at once or when nothing
+is left of it. Then this must hold: the run ends by itself with exit code 0, `rollart audit` finds nothing, also right
+after the kill, all steps are there, in the metrics too, the last checkpoint loads, and nothing is left: no process, no
+shared memory, no folder of Ray's.
 
-Nothing is looked for by name. This process adopts whatever loses its parent, so the processes of a run are exactly its
-descendants, and each worker is known by the log of the run that it writes to.
+This process adopts whatever loses its parent, so the processes of a run are exactly its descendants. Each worker is
+known by the log of the run that it writes to, Ray's own processes by their programs.
 """
 
 import argparse
@@ -98,8 +100,10 @@ SHARED_MEMORY = Path("/dev/shm")
 PR_SET_CHILD_SUBREAPER = 36
 LIMIT_S = 300.0
 """For one process of a run, from its start or its last kill to its end."""
-GONE_S = 15.0
+GONE_S = 60.0
 """For what is left of a controller that was killed, or has ended."""
+ENDS_S = 30.0
+"""For a run whose Ray was killed."""
 LOOK_S = 0.002
 TWICE = 0.3
 """The share of seeds with a second kill."""
@@ -111,6 +115,8 @@ class Who(enum.StrEnum):
     TRAINER = "trainer"
     ENGINE = "engine"
     ENVIRONMENT = "environment"
+    RAYLET = "raylet"
+    GCS_SERVER = "gcs_server"
     EVERYTHING = "everything"
 
 
@@ -122,7 +128,9 @@ class When(enum.StrEnum):
 
 
 KINDS = {"ray": tuple(Who), "inline": (Who.CONTROLLER,)}
-FATAL = (Who.CONTROLLER, Who.EVERYTHING)
+RAY = {Who.RAYLET: "raylet", Who.GCS_SERVER: "GCS server"}
+"""Ray's own processes, as messages name them."""
+FATAL = (Who.CONTROLLER, Who.EVERYTHING, *RAY)
 """Of these a run does not recover by itself."""
 
 
@@ -149,7 +157,7 @@ class Plan(NamedTuple):
 
 
 def plan(seed: int, runtime: str) -> Plan:
-    """Kinds and moments take turns, so that twenty seeds in a row have every pair of them; the rest is chance."""
+    """Kinds and moments take turns, so that 28 seeds in a row have every pair of them; the rest is chance."""
     chance = random.Random(f"kills {seed}")
     kinds, moments = KINDS[runtime], tuple(When)
     kills = [_kill(chance, kinds[seed % len(kinds)], moments[seed % len(moments)])]
@@ -159,13 +167,13 @@ def plan(seed: int, runtime: str) -> Plan:
 
 
 def _kill(chance: random.Random, who: Who, when: When) -> Kill:
-    fatal = who in FATAL
+    longer = who in (Who.CONTROLLER, Who.EVERYTHING)
     # About as long as it takes: to come up, to make a step, to write a checkpoint, to shut down.
     longest_s = {
-        When.START: 10.0 if fatal else 3.0,
+        When.START: 10.0 if longer else 3.0,
         When.STEP: 0.4,
         When.CHECKPOINT: 0.03,
-        When.END: 1.0 if fatal else 0.2,
+        When.END: 1.0 if longer else 0.2,
     }[when]
     return Kill(who, when, chance.randrange(1, STEPS), chance.uniform(0, longest_s), chance.random())
 
@@ -231,6 +239,14 @@ def named(pid: int) -> str:
     except OSError:
         return f"process {pid}"
     return f"process {pid}: {words[:120]}"
+
+
+def program(pid: int) -> str:
+    """The file that a process runs, without its folder."""
+    try:
+        return Path(os.readlink(f"/proc/{pid}/exe")).name
+    except OSError:
+        return ""
 
 
 def kill(pid: int) -> bool:
@@ -299,10 +315,10 @@ class Run:
 
     def _moment(self, order: Kill) -> bool:
         match order.when:
-            case When.START if order.who in FATAL:
+            case When.START if order.who in (Who.CONTROLLER, Who.EVERYTHING):
                 due = self._until(lambda: self._said.stat().st_size > 0)  # the run has its folder
             case When.START:
-                due = self._until(lambda: bool(self._workers(order.who)), look_s=0.05)
+                due = self._until(lambda: bool(self._processes(order.who)), look_s=0.05)
             case When.STEP:
                 due = self._until(lambda: self._step() >= order.step)
             case When.CHECKPOINT:
@@ -323,15 +339,21 @@ class Run:
                     kill(pid)
             return alive
         # One that is coming back from an earlier kill is waited for.
-        if not self._until(lambda: bool(self._workers(order.who)), look_s=0.02):
+        if not self._until(lambda: bool(self._processes(order.who)), look_s=0.02):
             return False
-        workers = self._workers(order.who)
-        return bool(workers) and kill(workers[int(order.which * len(workers))])
+        found = self._processes(order.who)
+        return bool(found) and kill(found[int(order.which * len(found))])
 
     def _until(self, condition: Callable[[], bool], look_s: float = LOOK_S) -> bool:
         """Whether it came to that before the process ended."""
         within(LIMIT_S, lambda: condition() or self._process.poll() is not None, look_s)
         return self._process.poll() is None and condition()
+
+    def _processes(self, who: Who) -> list[int]:
+        """Ray's own process, or the workers of a role."""
+        if who not in RAY:
+            return self._workers(who)
+        return [pid for pid in self.living() if program(pid) == who.value]
 
     def _workers(self, role: Who) -> list[int]:
         """By the logs that they write to."""
@@ -356,6 +378,22 @@ class Run:
     def _saving(self) -> bool:
         return bool(self._drafts() - self._drafts_before)
 
+    def end_without(self, who: Who) -> tuple[bool, str]:
+        """Wait for the end of a run whose Ray was killed; whether it has to be resumed, and what was wrong.
+
+        A run that had done all its steps may end as if nothing had happened.
+        """
+        try:
+            code = self._process.wait(ENDS_S)
+        except subprocess.TimeoutExpired:
+            self._strike(Kill(Who.EVERYTHING, When.END, 0, 0.0, 0.0))
+            return True, f"without its {who} it did not end within {ENDS_S:g} s: {self._last_words()}"
+        lines = self._said.read_text(errors="replace").splitlines()
+        said = [line for line in lines if line.startswith("rollart: ")]
+        if code and not (len(said) == 1 and f"RuntimeLost: Ray's {RAY[who]}" in said[0] and "--resume" in said[0]):
+            return True, f"without its {who}, exit code {code}: {self._last_words()}"
+        return code != 0, ""
+
     def end(self) -> str:
         """Wait for its end; what was wrong with it, if anything."""
         try:
@@ -375,8 +413,9 @@ class Run:
         for pid in self.living():
             kill(pid)
         left += [str(path) for path in (self._scratch / "t").iterdir()]
-        stores = (path for pid in self._controllers for path in SHARED_MEMORY.glob(f"*rollart-*-{pid}*"))
-        return left + [str(path) for path in stores]
+        pids = "|".join(map(str, self._controllers))
+        ours = re.compile(rf"\.?rollart-.*-({pids})(\D.*)?")  # and not those of a process whose pid begins alike
+        return left + [str(path) for path in SHARED_MEMORY.iterdir() if ours.fullmatch(path.name)]
 
     def audit(self) -> list[str]:
         """What the command says of the run as it is now; a run without an event has nothing to say."""
@@ -432,7 +471,11 @@ def try_seed(seed: int, runtime: str, scratch: Path) -> Outcome:
             outcome.missed.append(str(order))
             continue
         outcome.killed.append(str(order))
-        if order.who in FATAL:
+        ended = order.who in FATAL
+        if order.who in RAY:
+            ended, failed = run.end_without(order.who)
+            outcome.violations += [failed] if failed else []
+        if ended:
             outcome.violations += [f"after the kill: {wrong}" for wrong in run.audit()]
             if planned.patient and not within(GONE_S, lambda: not run.living(), 0.05):
                 outcome.leftovers += [f"after the kill: {named(pid)}" for pid in run.living()]
@@ -479,7 +522,7 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="SIGKILL in real runs; see the top of this file.")
-    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="how many; default 5, one of each kind")
+    parser.add_argument("--seeds", type=int, default=7, metavar="N", help="how many; default 7, one of each kind")
     parser.add_argument("--from", type=int, default=0, metavar="S", dest="first", help="the first seed; default 0")
     parser.add_argument("--runtime", choices=list(KINDS), default="ray", help="default ray")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout and nothing else")

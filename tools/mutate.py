@@ -323,7 +323,7 @@ def _pytest_fails(files: list[Path]) -> bool:
 
 
 def _fuzz_fails() -> bool:
-    check_seed = importlib.import_module("rollart.cli.fuzz").check_seed
+    check_seed = importlib.import_module("rollart.sim.verdict").check_seed
     return any(check_seed(seed).violations for seed in FUZZ_SEEDS)
 
 

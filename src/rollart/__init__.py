@@ -7,11 +7,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rollart.cli.api import HeldOut, Result, Task, run, tiny_model
+    from rollart.app.api import HeldOut, Result, Task, run, tiny_model
     from rollart.config.schema import RunConfig
     from rollart.ports.environment import TextEnvironment, TextStep
     from rollart.types.errors import ConfigError, RequestError, RollartError, RunError
-    from rollart.types.messages import Score
+    from rollart.types.messages import ScoreRequest
     from rollart.types.trajectory import Prompt
 
 __version__ = "0.1.0"
@@ -24,7 +24,7 @@ __all__ = [
     "RollartError",
     "RunConfig",
     "RunError",
-    "Score",
+    "ScoreRequest",
     "Task",
     "TextEnvironment",
     "TextStep",
@@ -33,11 +33,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "cli.api": ("HeldOut", "Result", "Task", "run", "tiny_model"),
+    "app.api": ("HeldOut", "Result", "Task", "run", "tiny_model"),
     "config.schema": ("RunConfig",),
     "ports.environment": ("TextEnvironment", "TextStep"),
     "types.errors": ("ConfigError", "RequestError", "RollartError", "RunError"),
-    "types.messages": ("Score",),
+    "types.messages": ("ScoreRequest",),
     "types.trajectory": ("Prompt",),
 }
 """Where each name lives."""

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from rollart.algo.advantage import (
     at_last_tokens,
-    count_zero_variance,
     discounted,
     dr_grpo,
     gae,
@@ -270,8 +269,9 @@ def test_whitened_numbers_have_mean_0_and_deviation_1() -> None:
 # --- groups without signal
 
 
-def test_groups_without_signal_are_counted() -> None:
-    assert count_zero_variance([[1.0, 1.0], [0.0, 1.0], [0.0], [0.1, 0.1, 0.1], []]) == 4
+def test_a_group_whose_rewards_are_equal_has_no_signal() -> None:
+    groups: list[list[float]] = [[1.0, 1.0], [0.0, 1.0], [0.0], [0.1, 0.1, 0.1], []]
+    assert [zero_variance(group) for group in groups] == [True, False, True, True, True]
 
 
 def test_numpy_is_all_that_advantages_need() -> None:

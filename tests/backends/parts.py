@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from worker_settings import worker_settings
+
 from rollart.backends.models import build_model
 from rollart.backends.stores.memory import MemoryStore
 from rollart.backends.stores.tensors import pack
@@ -44,6 +46,10 @@ def publish(store: MemoryStore, version: Version, seed: int | None = None) -> Ma
     return manifest
 
 
+PATIENCE_S = 100.0
+"""How long a worker's threads may take to answer: only a worker that is broken, never a busy machine, takes longer."""
+
+
 class Driver:
     """Drives one worker, in the test's thread, and keeps what it said."""
 
@@ -51,7 +57,7 @@ class Driver:
         self, factory: Callable[[Mapping[str, Any], Callable[[], None]], Worker], settings: Mapping[str, Any]
     ) -> None:
         self.woken = threading.Event()
-        self.worker = factory(settings, self.woken.set)
+        self.worker = factory(worker_settings(factory, settings), self.woken.set)
         self.events: list[WorkerEvent] = []
         self.staging: set[Version] = set()
 
@@ -77,9 +83,9 @@ class Driver:
             if self.slice() is None:
                 if not self.staging:
                     return self.take()
-                assert self.woken.wait(10.0), f"{self.staging} not staged within 10 s"
+                assert self.woken.wait(PATIENCE_S), f"{self.staging} not staged within {PATIENCE_S:g} s"
 
-    def answers(self, count: int = 1, seconds: float = 10.0) -> list[WorkerEvent]:
+    def answers(self, count: int = 1, seconds: float = PATIENCE_S) -> list[WorkerEvent]:
         """Drive until there are so many events, waiting for the worker's threads to wake it."""
         deadline = time.monotonic() + seconds
         while len(self.events) < count:
@@ -102,3 +108,11 @@ class Driver:
     def take(self) -> list[WorkerEvent]:
         events, self.events = self.events, []
         return events
+
+
+def end_threads(task: str) -> None:
+    """Wait for the threads of the environment hosts of a task, which were told to end: a host itself waits a moment."""
+    for thread in threading.enumerate():
+        if thread.name.startswith(f"{task}:"):
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive(), f"{thread.name} did not end"

@@ -8,7 +8,7 @@ from typing import Any
 
 import rollart.backends.stores.folder as folder_module
 import rollart.backends.stores.shared as shared_module
-from rollart.ports.conformance.weights import make
+from rollart.conformance.weights import make
 from rollart.ports.weights import WeightStore
 from rollart.types.versions import Version
 

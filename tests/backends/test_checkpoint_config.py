@@ -29,7 +29,7 @@ def test_what_a_config_leaves_out_is_what_transformers_takes(family):
 
 
 def test_a_folder_has_a_config(tmp_path):
-    with pytest.raises(RequestError, match=r"no folder with a config\.json"):
+    with pytest.raises(RequestError, match=r"not a folder with a config\.json"):
         read_shape(str(tmp_path))
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(RequestError, match="not JSON"):

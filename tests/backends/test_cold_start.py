@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from rollart.backends.engines.torch_engine import TorchEngine
 from rollart.backends.stores.memory import MemoryStore
+from rollart.backends.trainers import checkpoint
 from rollart.backends.trainers import cold_start as module
 from rollart.backends.trainers.cold_start import ColdStartSettings, cold_start
 from rollart.backends.trainers.torch_trainer import TorchTrainer
@@ -54,9 +55,9 @@ def test_it_learns_to_answer(learned):
 def test_it_uses_several_cores_and_leaves_one_thread_to_whoever_comes_next(tmp_path, monkeypatch):
     """Workers have one thread each; a cold start is alone on the machine."""
     monkeypatch.setattr("os.cpu_count", lambda: 3)
-    threads = []
-    many = settings(steps=module.REPORTED_STEPS)
-    cold_start(many, parrot(20), tmp_path / "model", BESIDE, lambda *_: threads.append(torch.get_num_threads()))
+    monkeypatch.setattr(module, "REPORTED_STEPS", 1)
+    threads, one = [], settings(steps=1)
+    cold_start(one, parrot(20), tmp_path / "model", BESIDE, lambda *_: threads.append(torch.get_num_threads()))
     assert (threads, torch.get_num_threads()) == ([3], 1)
 
 
@@ -108,7 +109,7 @@ def test_the_same_seed_gives_the_same_weights(tmp_path):
 
 
 def test_a_folder_that_is_there_is_not_written_over(tmp_path):
-    with pytest.raises(RequestError, match="is there already"):
+    with pytest.raises(RequestError, match="already exists"):
         cold_start(settings(), parrot(), tmp_path, BESIDE)
 
 
@@ -119,14 +120,14 @@ def test_nothing_to_learn_is_refused(tmp_path):
 
 def test_the_folder_is_whole_or_not_there(tmp_path, monkeypatch):
     folder = tmp_path / "model"
-    write = module.write_file
+    write = checkpoint.write_file
 
     def full(path, data):
         if path.suffix == ".safetensors":
             raise OSError("no space left")
         write(path, data)
 
-    monkeypatch.setattr(module, "write_file", full)
+    monkeypatch.setattr(checkpoint, "write_file", full)
     with pytest.raises(OSError, match="no space"):
         cold_start(settings(steps=1), parrot(), folder, BESIDE)
     assert not folder.exists()

@@ -3,7 +3,7 @@ import threading
 
 import numpy as np
 import pytest
-from parts import Driver
+from parts import PATIENCE_S, Driver, end_threads
 
 from rollart.backends.environments.codec import END_OF_TURN, EPISODE_START, ByteCodec
 from rollart.backends.environments.host import EnvironmentHost
@@ -14,7 +14,7 @@ from rollart.types.tokens import Segment
 from rollart.types.trajectory import Prompt, state_key
 
 BUILT = []
-EXECUTED = []
+HOSTS = []
 GATES: dict[str, threading.Event] = {}
 
 
@@ -41,7 +41,7 @@ class Parrot:
             case ["exit"]:
                 raise SystemExit(3)
             case ["hang", gate]:
-                GATES[gate].wait(30)
+                GATES[gate].wait(PATIENCE_S)
                 return TextStep("late")
             case ["done"]:
                 return TextStep("bye", 1.0, True, artifact=b"feather")
@@ -55,32 +55,10 @@ class Parrot:
 
     def close(self):
         if self.on_close == "hang":
-            GATES["close"].wait(30)
+            GATES["close"].wait(PATIENCE_S)
         self.closed.set()
         if self.on_close == "raise":
             raise ValueError("does not leave")
-
-
-class Counting(Parrot):
-    """Counts what is executed."""
-
-    def reset(self, prompt):
-        EXECUTED.append("reset")
-        return super().reset(prompt)
-
-    def step(self, action):
-        EXECUTED.append("step")
-        return super().step(action)
-
-
-class NoReset(Parrot):
-    def reset(self, prompt):  # noqa: ARG002 - its caller's signature
-        raise OSError("no cage")
-
-
-class NoStep(Parrot):
-    def step(self, action):  # noqa: ARG002 - its caller's signature
-        raise OSError("flown away")
 
 
 ANSWERS = {
@@ -99,16 +77,19 @@ ANSWERS = {
 def gates():
     """Opened at the end, so that no thread outlives its test."""
     BUILT.clear()
-    EXECUTED.clear()
     GATES.clear()
     GATES.update(a=threading.Event(), b=threading.Event(), close=threading.Event())
     yield
     for gate in GATES.values():
         gate.set()
+    while HOSTS:
+        HOSTS.pop().worker.close()
+    end_threads("parrot")
 
 
 def host(**settings):
     driver = Driver(EnvironmentHost, {"task": "parrot", "environment": f"{__name__}:Parrot", "slots": 2, **settings})
+    HOSTS.append(driver)
     driver.codec = ByteCodec()
     return driver
 
@@ -144,7 +125,7 @@ def test_an_episode_in_tokens():
     assert (third.reward, third.done, third.truncated, third.artifact) == (1.0, True, False, b"feather")
     driver.send(Close(1))
     driver.slice()
-    assert BUILT[0].closed.wait(5)
+    assert BUILT[0].closed.wait(PATIENCE_S)
     assert BUILT[0].heard == ["ahoi ä", "done"]
 
 
@@ -192,7 +173,7 @@ def test_an_environment_that_raises_fails_alone(word, reason):
     started(driver, 1, 0)
     started(driver, 2, 1)
     assert one(driver, step(1, 1, word)) == EnvironmentFailed(1, 1, reason)
-    assert BUILT[0].closed.wait(5)
+    assert BUILT[0].closed.wait(PATIENCE_S)
     assert isinstance(one(driver, step(2, 1, "a")), Observed)
     assert isinstance(one(driver, step(1, 2, "a")), EnvironmentFailed)
     assert isinstance(one(driver, reset(3, 0)), Observed)
@@ -203,7 +184,7 @@ def test_an_environment_that_cannot_start_fails():
     assert one(driver, reset(1, 0, reset="raise")) == EnvironmentFailed(1, 0, "OSError: no cage")
     answer = one(host(environment_settings={"colour": 3}), reset(1))
     assert "TypeError" in answer.reason
-    assert answer.wrong, "no other try would go better"
+    assert answer.permanent, "no other try would go better"
 
 
 @pytest.mark.parametrize("what", sorted(ANSWERS))
@@ -213,7 +194,7 @@ def test_junk_is_a_failure_of_the_environment(what):
     answer = one(driver, step(1, 1, f"answer {what}"))
     assert isinstance(answer, EnvironmentFailed)
     assert "must be" in answer.reason
-    assert answer.wrong
+    assert answer.permanent
 
 
 def test_a_hanging_environment_blocks_nobody():
@@ -225,7 +206,7 @@ def test_a_hanging_environment_blocks_nobody():
     # A reset into its slot abandons it; what it says later is void.
     assert isinstance(one(driver, reset(3, 0)), Observed)
     GATES["a"].set()
-    assert BUILT[0].closed.wait(5)
+    assert BUILT[0].closed.wait(PATIENCE_S)
     assert one(driver, step(3, 1, "b")).episode == 3
     assert driver.rest() == []
 
@@ -263,24 +244,15 @@ def test_turns_out_of_order_are_refused():
     assert "slot 7" in one(driver, reset(5, 7)).reason
 
 
-def test_running_out_of_turns_is_the_agents_result():
-    driver = host(max_turns=2)
+def test_an_episode_goes_on_until_its_environment_or_the_controller_ends_it():
+    """Limits on turns and tokens are the controller's."""
+    driver = host()
     started(driver)
-    assert not one(driver, step(1, 1, "a")).done
-    last = one(driver, step(1, 2, "a"))
-    assert (last.done, last.truncated) == (True, True)
-    started(driver, 2, 1)
-    one(driver, step(2, 1, "a"))
-    last = one(driver, step(2, 2, "done"))
+    for turn in range(1, 41):
+        observed = one(driver, step(1, turn, "a long answer"))
+        assert (observed.done, observed.truncated) == (False, False)
+    last = one(driver, step(1, 41, "done"))
     assert (last.done, last.truncated) == (True, False)
-
-
-def test_running_out_of_tokens_is_the_agents_result():
-    driver = host(max_tokens=20)
-    started(driver)  # 7 tokens
-    assert not one(driver, step(1, 1, "abc")).done  # 16
-    last = one(driver, step(1, 2, "abc"))  # 25
-    assert (last.done, last.truncated) == (True, True)
 
 
 def test_episodes_long_over_are_forgotten():
@@ -297,10 +269,11 @@ def test_close_ends_the_threads():
     started(driver, 2, 1)
     driver.send(step(2, 1, "hang b"))
     driver.slice()
-    seats = dict(driver.worker._seats)
+    threads = dict(driver.worker._threads)
     driver.worker.close()
-    assert not seats[0].thread.is_alive()
-    assert seats[1].thread.is_alive()
+    threads[0].thread.join(PATIENCE_S)
+    assert not threads[0].thread.is_alive()
+    assert threads[1].thread.is_alive()
     assert BUILT[0].closed.is_set()
 
 

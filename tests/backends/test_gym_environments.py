@@ -1,9 +1,8 @@
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
-from parts import Driver
+from parts import Driver, end_threads
 
 from rollart.backends.environments.codec import END_OF_TURN, ByteCodec
 from rollart.backends.environments.gym import GymEnvironment, make_gym
@@ -98,11 +97,9 @@ def test_an_episode_of_each_form(kind):
     driver.slice()
     assert isinstance(reset(driver, 2), Observed)
     driver.worker.close()
-    # The first is closed by its own thread, and nobody waits for it.
-    closed, deadline = 2 if kind == "AsyncCountdown" else 0, time.monotonic() + 10.0
-    while not (len(CLOSED) == closed and all(task.cancelled() for task in CLOSED)):
-        assert time.monotonic() < deadline, CLOSED
-        time.sleep(0.01)
+    end_threads("t")
+    assert len(CLOSED) == (2 if kind == "AsyncCountdown" else 0)
+    assert all(task.cancelled() for task in CLOSED)
 
 
 @pytest.mark.parametrize("kind", ["Countdown", "AsyncCountdown"])
@@ -114,6 +111,7 @@ def test_what_it_raises_is_its_failure(kind):
     assert "ValueError" in answer.reason
     assert isinstance(reset(driver, 2), Observed)
     driver.worker.close()
+    end_threads("t")
 
 
 def test_the_loop_of_one_that_fails_to_close_is_ended():
@@ -121,6 +119,7 @@ def test_the_loop_of_one_that_fails_to_close_is_ended():
     driver = host(f"{__name__}:Stubborn")
     reset(driver)
     driver.worker.close()
+    end_threads("t")
     assert [loop.is_closed() for loop in CLOSED] == [True]
 
 

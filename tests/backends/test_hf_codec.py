@@ -131,11 +131,11 @@ def test_nothing_is_tokenised_again(tmp_path):
         ("{{ raise_exception('no assistants') }}", "no assistants"),
         ("{{ messages.append(1) }}", "cannot render"),
         ([{"name": "tool_use", "template": QWEN_LIKE}], "has no chat template"),
-        ("{{ messages | length }}", "changes or leaves out the content"),
+        ("{{ messages | length }}", "changes or drops the content"),
         ("{% for m in messages %}{{ loop.index }}{{ m.content }}<|im_end|>{% endfor %}", "turn by turn"),
         (THINKING, "turn by turn"),
-        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", "does not begin with a marker"),
-        (QWEN_LIKE.replace("message.content | trim", "message.content | upper"), "changes or leaves out"),
+        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", "does not start with a marker"),
+        (QWEN_LIKE.replace("message.content | trim", "message.content | upper"), "changes or drops"),
     ],
 )
 def test_templates_that_do_not_only_grow_are_refused(tmp_path, template, problem):

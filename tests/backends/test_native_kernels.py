@@ -152,7 +152,7 @@ def test_without_a_compiler_it_says_so_once(anew, caplog):
         assert native_kernels() is None
         assert native_kernels() is None
     (said,) = caplog.messages
-    assert "torch does their work, more slowly: there is no C++ compiler (no-such-compiler); install one" in said
+    assert "falling back to slower torch operations: no C++ compiler found (no-such-compiler); install one" in said
 
 
 @pytest.mark.parametrize(

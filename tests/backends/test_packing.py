@@ -107,7 +107,7 @@ def test_turns_follow_the_tokens_that_are_predicted():
 
 def test_turns_that_do_not_fit_their_tokens_are_refused():
     log = conversation(np.random.default_rng(1), [1], [(3, 0)])
-    with pytest.raises(Untrainable, match="trajectory 4 sampled 3 tokens, but those of its turns are 2"):
+    with pytest.raises(Untrainable, match="trajectory 4 sampled 3 tokens, but its turns have 2"):
         items([TrainSample(4, 1, "t", (log,), (Turn(2, 1.0),), 0.0)], VOCABULARY)
 
 

@@ -3,11 +3,11 @@ import threading
 
 import numpy as np
 import pytest
-from parts import Driver
+from parts import PATIENCE_S, Driver
 
 from rollart.backends.rewards.functions import episode_return
 from rollart.backends.rewards.host import RewardHost
-from rollart.types.messages import RewardInfo, Score, Scored, ScoreFailed
+from rollart.types.messages import RewardInfo, Scored, ScoreFailed, ScoreRequest
 from rollart.types.trajectory import Prompt
 
 CALLS = []
@@ -33,7 +33,7 @@ def judge(question):
     if word == "typo":
         raise NameError("lenght")
     if word == "hang":
-        GATE.wait(30)
+        GATE.wait(PATIENCE_S)
     return VALUES[word] if word in VALUES else np.float32(len(word))
 
 
@@ -46,7 +46,7 @@ def fresh():
 
 
 def score(key, artifact=b"good", rewards=()):
-    return Score(str(key), 1, "t", Prompt("p", "t", 0), rewards, artifact, False)
+    return ScoreRequest(str(key), 1, "t", Prompt("p", "t", 0), rewards, artifact, False)
 
 
 def host(function=f"{__name__}:judge", **settings):

@@ -13,7 +13,7 @@ from store_parts import POINTS, SPAWN, die, in_process, publish_many, read_all
 
 from rollart.backends.stores.folder import FolderStore, write_file
 from rollart.backends.stores.tensors import pack, unpack
-from rollart.ports.conformance.weights import make
+from rollart.conformance.weights import make, publish_adapter
 from rollart.types.errors import DigestMismatch, RequestError, VersionMissing, WeightError
 from rollart.types.versions import Version
 from rollart.types.weights import TensorEntry
@@ -45,7 +45,7 @@ def test_other_processes_publish_and_read(store):
     answers = SPAWN.Queue()
     process = SPAWN.Process(target=read_all, args=(store, [Version(1, 1)], answers))
     process.start()
-    assert answers.get(timeout=60) == [make(Version(1, 1))[1]]
+    assert answers.get(timeout=250) == [make(Version(1, 1))[1]]
     process.join()
     with pytest.raises(WeightError, match="not newer"):
         publish(store, V[9])
@@ -222,3 +222,15 @@ def test_entries_that_are_no_tensors_travel_as_bytes(store, tmp_path):
     store.publish(msgspec.structs.replace(manifest, tensors=(strange,)), buckets)
     with safe_open(tmp_path / "weights/step-00000001.epoch-0/bucket-00000.safetensors", framework="np") as file:
         assert bytes(file.get_tensor("bucket")) == buckets[0]
+
+
+def test_a_base_goes_together_with_its_adapters(tmp_path):
+    store = FolderStore(tmp_path, keep=2)
+    store.publish(*make(Version(0, 1)))
+    for step in range(2, 6):
+        publish_adapter(store, Version(0, step), on=Version(0, 1))
+    assert store._held() == [Version(0, step) for step in (1, 4, 5)]
+    store.publish(*make(Version(1, 5)))
+    assert store._held() == [Version(0, 1), Version(0, 5), Version(1, 5)]
+    publish_adapter(store, Version(1, 6), on=Version(1, 5))
+    assert store._held() == [Version(1, 5), Version(1, 6)]

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from parts import TINY, V1, V2, V3, VOCABULARY, Driver, publish, tiny_model
+from parts import PATIENCE_S, TINY, V1, V2, V3, VOCABULARY, Driver, publish, tiny_model
 from tokenizers import Tokenizer, models
 from transformers import GenerationConfig
 
@@ -16,7 +16,7 @@ from rollart.backends.engines.torch_engine import TorchEngine
 from rollart.backends.models import build_model, token_logprobs
 from rollart.backends.stores.memory import MemoryStore
 from rollart.backends.stores.tensors import pack
-from rollart.cli.bench_engine import load_benches
+from rollart.bench.engine import load_benches
 from rollart.types.errors import RequestError
 from rollart.types.messages import (
     Abort,
@@ -284,7 +284,7 @@ def test_a_small_version_is_staged_within_one_step(monkeypatch):
     driver.store.publish(manifest, buckets)
     driver.send(Stage(manifest))
     driver.slice()
-    assert driver.woken.wait(10.0)
+    assert driver.woken.wait(PATIENCE_S)
     driver.slice()
     assert driver.take() == [Staged(V2)]
     assert driver.worker.counters().steps == before + 1
@@ -416,7 +416,7 @@ def test_progress_says_what_steps_took_and_what_of_that_an_update_cost():
 def test_who_is_idle_now_and_then_reports_all_the_same():
     driver = served(progress_interval_s=0.02)
     reports = []
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + PATIENCE_S
     request = 0
     while not reports and time.monotonic() < deadline:
         request += 1
@@ -532,7 +532,7 @@ def test_weights_that_are_not_finite_are_not_staged():
     driver.store.publish(manifest, buckets)
     (failed,) = driver.ask(Stage(manifest))
     assert isinstance(failed, StageFailed)
-    assert "not finite" in failed.reason
+    assert "non-finite" in failed.reason
     (done,) = driver.ask(add(1))
     assert [run.version for run in done.generated.runs] == [V1]
 
@@ -597,10 +597,8 @@ def test_a_broken_checkpoint_is_refused(tmp_path):
         engine(model=str(tmp_path), serve_folder_as=(0, 1))
 
 
-def test_settings_that_cannot_be_served():
-    with pytest.raises(RequestError, match="float32 or bfloat16"):
-        engine(dtype="float64")
-    with pytest.raises(RequestError, match="does not compute"):
+def test_a_model_that_cannot_be_served():
+    with pytest.raises(RequestError, match="does not support"):
         engine(model={"config": {"model_type": "mamba"}})
 
 

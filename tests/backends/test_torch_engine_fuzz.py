@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from parts import TINY, VOCABULARY, Driver, publish, tiny_model
+from parts import PATIENCE_S, TINY, VOCABULARY, Driver, publish, tiny_model
 
 from rollart.backends.engines.torch_engine import TorchEngine
 from rollart.backends.stores.memory import MemoryStore
@@ -196,7 +196,7 @@ class Controller:
             if self.slice() is None:
                 if not self.driver.staging:
                     return
-                assert self.driver.woken.wait(10.0)
+                assert self.driver.woken.wait(PATIENCE_S)
 
     def hear(self, event):
         match event:

@@ -14,7 +14,7 @@ import torch
 from checkpoint_parts import names
 from msgspec.structs import replace
 from packed_parts import samples
-from parts import TINY, V1, V2, Driver
+from parts import PATIENCE_S, TINY, V1, V2, Driver
 from safetensors.torch import load_file
 from test_torch_trainer import SETTINGS, levelled, poisoned, train
 from transformers import AutoModelForCausalLM
@@ -260,19 +260,24 @@ def test_a_disk_that_is_full_leaves_all_ranks_usable(trainer, tmp_path):
 
 
 def lost(driver, act):
-    """What the worker dies of, within seconds; nobody is left."""
+    """What the worker dies of; nobody is left."""
     pids = processes(driver)
-    begun = time.monotonic()
     with pytest.raises(TrainerLost) as raised:
         act()
-    assert time.monotonic() - begun < 20
-    assert not any(runs(pid) for pid in pids)
+    until_gone(pids)
     return str(raised.value)
+
+
+def until_gone(pids):
+    deadline = time.monotonic() + PATIENCE_S
+    while any(runs(pid) for pid in pids):
+        assert time.monotonic() < deadline, "a rank outlived the trainer"
+        time.sleep(0.05)
 
 
 def until_it_dies(driver):
     while True:
-        driver.woken.wait(10)
+        assert driver.woken.wait(PATIENCE_S)
         driver.slice()
 
 
@@ -324,24 +329,24 @@ def test_after_a_loss_the_next_trainer_goes_on(trainer, tmp_path):
 
 
 def test_a_rank_that_does_not_start_is_named_with_its_last_words(trainer, monkeypatch):
-    def broken(end, log):  # noqa: ARG001
+    def broken(end, log, rank):  # noqa: ARG001
         return subprocess.Popen([sys.executable, "-c", "raise SystemExit('no such GPU')"], stderr=log)
 
     monkeypatch.setattr(ranks, "start_process", broken)
-    with pytest.raises(TrainerLost, match=r"rank 1 of 2 .*exit code 1; its last words: no such GPU"):
+    with pytest.raises(TrainerLost, match=r"rank 1 of 2 .*exit code 1; last output: no such GPU"):
         trainer(2)
 
 
 @quickly
 def test_what_one_process_refuses_several_refuse(trainer, tmp_path):
-    with pytest.raises(RequestError, match="no folder with a config"):
+    with pytest.raises(RequestError, match="not a folder with a config"):
         trainer(2, model="/nowhere")
     small = trainer(2, checkpoints=str(tmp_path))
     train(small)
     small.told(Save(V1))
     small.worker.close()
     larger = {"config": TINY["config"] | {"num_hidden_layers": 3}}
-    with pytest.raises(RequestError, match="is not of this model"):
+    with pytest.raises(RequestError, match="does not fit this model"):
         trainer(2, model=larger, checkpoints=str(tmp_path))
     assert isinstance(train(trainer(2)), Trained)  # nothing was left behind that is in its way
 
@@ -359,7 +364,7 @@ def test_ranks_need_a_device_each(trainer):
     with pytest.raises(RequestError, match="cannot share 'cuda:1'"):
         trainer(2, device="cuda:1")
     if torch.cuda.device_count() < 2:
-        with pytest.raises(RequestError, match="a GPU each"):
+        with pytest.raises(RequestError, match="one GPU each"):
             trainer(2, device="cuda")
 
 
@@ -390,10 +395,8 @@ def test_ranks_end_with_a_rank_0_that_is_killed():
         pids = [int(pid) for pid in worker.stdout.readline().split()]
         assert len(pids) == 1
         assert runs(pids[0])
+        assert Path(f"/proc/{pids[0]}/comm").read_text() == "trainer rank 1\n"
     finally:
         worker.kill()
         worker.wait()
-    deadline = time.monotonic() + 10
-    while any(runs(pid) for pid in pids):
-        assert time.monotonic() < deadline, "a rank outlived rank 0"
-        time.sleep(0.05)
+    until_gone(pids)

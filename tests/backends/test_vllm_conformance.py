@@ -10,8 +10,8 @@ pytest.importorskip("vllm", reason="needs vLLM: `make test-vllm` runs it in an e
 from vllm_parts import harness, model_folder, shared, spare_core
 
 from rollart.backends.stores.memory import MemoryStore
-from rollart.ports.conformance.case import Case, NotApplicable
-from rollart.ports.conformance.engine import CASES, EngineHarness
+from rollart.conformance.case import Case, NotApplicable
+from rollart.conformance.engine import CASES, EngineHarness
 
 
 @pytest.fixture(scope="module")

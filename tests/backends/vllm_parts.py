@@ -7,6 +7,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoConfig
+from worker_settings import worker_settings
 
 from rollart.backends.engines.vllm import VllmEngine, VllmEngineSettings
 from rollart.backends.engines.vllm_core import VllmCore
@@ -14,7 +15,7 @@ from rollart.backends.models import build_model
 from rollart.backends.stores.memory import MemoryStore
 from rollart.backends.stores.shared import SharedMemoryStore
 from rollart.backends.stores.tensors import pack
-from rollart.ports.conformance.engine import EngineHarness
+from rollart.conformance.engine import EngineHarness
 from rollart.ports.weights import WeightStore
 from rollart.types.tokens import Segment
 from rollart.types.versions import Version
@@ -51,21 +52,24 @@ def model_folder(folder: Path) -> Path:
     return folder
 
 
+ARGUMENTS = {
+    "block_size": BLOCK_TOKENS,
+    "kv_cache_memory_bytes": 1 << 28,
+    "gpu_memory_utilization": 0.2,
+    "enforce_eager": True,
+}
+
+
 def settings(folder: Path, store: WeightStore | None, **changes: Any) -> dict[str, Any]:
-    return {
+    flat = {
         "model": str(folder),
         "store": store,
         "slots": 4,
         "max_context": MAX_CONTEXT,
-        "dtype": "float32",
         "progress_interval_s": 0.1,
-        "arguments": {
-            "block_size": BLOCK_TOKENS,
-            "kv_cache_memory_bytes": 1 << 28,
-            "gpu_memory_utilization": 0.2,
-            "enforce_eager": True,
-        },
+        "vllm": ARGUMENTS,
     } | changes
+    return worker_settings(VllmEngine, flat)
 
 
 class SpareCore(VllmCore):

@@ -38,7 +38,7 @@ def refused(done: Done, folder: Path, *words: str) -> None:
         ("tasks.maze.environment=rollart.tasks.lake:Lake", ("tasks.maze.environment: ", "cannot import")),
         ("tasks.maze.reward=maze.py:judge", ("tasks.maze.reward: ", "did you mean judged?")),
         ("codec=rollart.backends.environments.codec:Bytes", ("codec: ", "did you mean ByteCodec?")),
-        ("model=nowhere", ("model: 'nowhere' is no folder", "give a local checkpoint")),
+        ("model=nowhere", ("model: 'nowhere' is not a folder", "give a local checkpoint")),
     ],
 )
 def test_a_config_that_cannot_be(tmp_path: Path, assignment: str, words: tuple[str, ...]) -> None:
@@ -50,7 +50,7 @@ def test_a_config_that_cannot_be(tmp_path: Path, assignment: str, words: tuple[s
     ("config", "words"),
     [
         ({"model_type": "gpt2", "vocab_size": 300}, ("pools.local.engine", "'gpt2'", "llama, qwen2, qwen3")),
-        (None, ("pools.local.engine", "no folder with a config.json")),
+        (None, ("pools.local.engine", "not a folder with a config.json")),
     ],
 )
 def test_a_checkpoint_of_an_unsupported_model(
@@ -70,7 +70,7 @@ def test_a_checkpoint_of_an_unsupported_model(
 @pytest.mark.parametrize(
     ("weights", "words"),
     [
-        (None, ("holds neither model.safetensors nor",)),
+        (None, ("has neither model.safetensors nor",)),
         (b"version https://git-lfs.github.com/spec/v1\n", ("model.safetensors cannot be read", "download")),
         (b"\2\0\0\0\0\0\0\0{}", ("does not have the ['model.embed_tokens.weight'",)),
     ],
@@ -96,7 +96,7 @@ def test_a_checkpoint_without_its_weights(
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     small_task(tmp_path)
     done = rollart("train", "config.toml", "--runtime", "inline", "--out", "config.toml/run", cwd=tmp_path)
-    refused(done, tmp_path, "config.toml/run: the run folder cannot be made", "--out")
+    refused(done, tmp_path, "config.toml/run: cannot create the run folder", "--out")
 
 
 # --- a task that is wrong -------------------------------------------------------------------------------------------
@@ -106,13 +106,13 @@ WRONG = {
         'return f"maze {seed}", {}',
         "return 42, {}",
         "all of its 8 environments failed",
-        "the observation is a int; it must be text",
+        "the observation is a int; it must be a str",
     ),
     "a later observation that is not text": (
         'return "next"',
         "return None",
         "all of its 8 environments failed",
-        "the observation is a NoneType; it must be text",
+        "the observation is a NoneType; it must be a str",
     ),
     "a reward of NaN": (
         "len(action) / 4",
@@ -130,7 +130,7 @@ WRONG = {
         'return "next", len(action) / 4, not action.isascii(), False, {"artifact": action}',
         'return "next", 1.0, True, {}',
         "all of its 8 environments failed",
-        "step must give (observation, reward, terminated, truncated, info)",
+        "step must return (observation, reward, terminated, truncated, info)",
     ),
     "a reward function that gives NaN": (
         "return float(len(score.artifact))",
@@ -172,11 +172,11 @@ def test_a_task_that_is_wrong_stops_the_run(tmp_path: Path, monkeypatch: pytest.
 
 def test_the_command_says_it_in_a_sentence_and_goes_on_when_the_task_is_mended(tmp_path: Path) -> None:
     small_task(tmp_path, MAZE.replace("len(action) / 4", "float('nan')"))
-    done = rollart("train", "config.toml", "--runtime", "inline", "--out", "run", cwd=tmp_path, timeout_s=60)
+    done = rollart("train", "config.toml", "--runtime", "inline", "--out", "run", cwd=tmp_path)
     assert (done.code, done.out) == (1, ""), done.err
     assert done.err.splitlines()[-1] == (
         "rollart: TaskBroken: task 'maze': all of its 8 environments failed, and every try would again: "
-        "the reward is nan; it must be a finite number. Mend the environment and resume."
+        "the reward is nan; it must be a finite number. Fix the environment and resume."
     )
     untrained(tmp_path / "run" / "journal.sqlite")
     small_task(tmp_path)
@@ -208,11 +208,11 @@ def test_a_full_disk_stops_the_run_which_goes_on_when_there_is_room(tmp_path: Pa
     small_task(tmp_path)
     (tmp_path / "disk").mkdir()
     command = [*own_mounts, "sh", "-c", SMALL_DISK, "sh", *COMMAND]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
     first, second = ((tmp_path / f"{name}.err").read_text() for name in ("first", "second"))
     assert (tmp_path / "first.code").read_text() == "1\n", first
     assert "Traceback" not in first
-    assert "The one before it is whole; make room" in first
+    assert "The previous one is intact; free some space" in first
     last = first.splitlines()[-1]
     assert last.startswith("rollart: ")
     assert "cannot be written" in last or "could not be saved" in last

@@ -36,7 +36,7 @@ def test_what_is_missing_and_how_to_get_it(package, code, monkeypatch):
     done = run()
     assert done.exit_code == code
     (line,) = [line for line in done.stdout.splitlines() if f" {package} " in line]
-    assert "missing; get it with: pip install 'rollart[" in line
+    assert "missing; install it with: pip install 'rollart[" in line
 
 
 def test_too_little_of_something_is_bad_and_says_the_remedy(monkeypatch):

@@ -34,7 +34,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is a folder; give the config file in it"):
+    with pytest.raises(ConfigError, match="is a folder; give the path of a config file"):
         load_toml(tmp_path)
 
 
@@ -129,6 +129,12 @@ def test_an_unknown_key_that_is_close_to_nothing_is_just_unknown() -> None:
     assert (error.path, error.problem) == ("tasks.maze.zzzz", "unknown key")
 
 
+def test_a_key_of_an_earlier_version_is_refused_with_the_new_one() -> None:
+    error = refused("deadlines.engine_joins_s=300")
+    assert error.path == "deadlines.engine_joins_s"
+    assert error.problem.startswith("is now called model_loads_s")
+
+
 @pytest.mark.parametrize(
     ("assignment", "path", "problem"),
     [
@@ -184,7 +190,7 @@ def test_a_wrong_choice_is_refused_with_the_choices(assignment: str, path: str, 
             'algorithm.loss={kl_weight=0.1, kl_estimator="k1"}',
             "algorithm.loss",
             "k1 cannot be a penalty in the loss: its gradient is 0 in expectation, whatever the distance. Use k2, "
-            "which has the gradient that is meant, or k3",
+            "which has the intended gradient, or k3",
         ),
         ("algorithm.loss.klweight=0.1", "algorithm.loss.klweight", "unknown key (did you mean kl_weight?)"),
     ],

@@ -68,7 +68,7 @@ def test_a_parameter_that_the_advantage_has_no_use_for_is_refused(kind: Advantag
     error = refused(algorithm=algorithm)
     assert error.path == f"algorithm.{name}"
     assert error.problem == (
-        f"the advantage {kind.value!r} has no use for it; leave it out, or set algorithm.advantage to "
+        f"is not used by the advantage {kind.value!r}; remove it, or set algorithm.advantage to "
         f"{' or '.join(map(repr, users))}"
     )
 
@@ -98,7 +98,7 @@ def test_a_batch_has_a_trajectory_for_every_mini_batch() -> None:
     error = refused(batch=batch, algorithm={"minibatches": 9})
     assert (error.path, error.problem) == (
         "algorithm.minibatches",
-        "a batch of 8 trajectories cannot be cut into 9; lower it or raise batch.trajectories",
+        "a batch of 8 trajectories cannot be split into 9; lower it or raise batch.trajectories",
     )
 
 
@@ -126,9 +126,10 @@ def test_a_config_does_not_change() -> None:
 
 def test_without_a_task_or_a_pool_there_is_no_run() -> None:
     error = refused(tasks={})
-    assert (error.path, error.problem) == ("tasks", "there is no task; add a table such as [tasks.frozenlake]")
+    assert (error.path, error.problem) == ("tasks", "no task is configured; add a table such as [tasks.frozenlake]")
     error = refused(pools={})
-    assert (error.path, error.problem) == ("pools", "there is no pool of engines; add a table such as [pools.local]")
+    problem = "no pool of engines is configured; add a table such as [pools.local]"
+    assert (error.path, error.problem) == ("pools", problem)
 
 
 # --- the batch ------------------------------------------------------------------------------------------------------
@@ -137,7 +138,7 @@ def test_without_a_task_or_a_pool_there_is_no_run() -> None:
 def test_a_batch_is_whole_groups() -> None:
     error = refused(batch={"trajectories": 30, "group_size": 8})
     assert error.path == "batch.trajectories"
-    assert error.problem == "30 trajectories are not whole groups of 8; use 24 or 32"
+    assert error.problem == "30 trajectories do not divide into groups of 8; use 24 or 32"
 
 
 def test_a_group_fits_into_a_batch() -> None:
@@ -267,7 +268,7 @@ def test_held_out_prompts_are_apart_from_those_of_training(
 ) -> None:
     error = refused(tasks={"maze": {"prompts": prompts, "eval_prompts": eval_prompts}})
     assert error.path == "tasks.maze.eval_prompts"
-    assert error.problem == f"seeds {seeds} are also used for training; held-out ones must be apart"
+    assert error.problem == f"seeds {seeds} are also used for training; the ranges must be disjoint"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from worlds import Ran, Tap
 
 from rollart.observe.audit import audit as rules
 from rollart.types import journal as j
+from rollart.types.failures import StopReason
 from rollart.types.ids import RequestId, TrajectoryId, WorkerId
 from rollart.types.messages import Add, Observed, Progress, Role, TurnDone
 
@@ -79,4 +80,6 @@ def completed(ran: Ran) -> None:
     """Sound, and all steps were done."""
     sound(ran)
     assert ran.error is None
-    assert ran.events[-1].reason == ""  # type: ignore[union-attr]
+    last = ran.events[-1]
+    assert isinstance(last, j.RunEnded)
+    assert (last.stop, last.reason) == (StopReason.DONE, "")

@@ -6,19 +6,23 @@ import pytest
 from audit import audit, completed, sound
 from worlds import MODES, Commands, Events, Kill, KillAtCommand, Ran, Rule, SlowSink, run, two_tasks, world
 
+import rollart.control.rollout as rollout_module
 from rollart.config.modes import MODES as SETTINGS
 from rollart.config.modes import Mode
 from rollart.policy.admission import batches_in_the_making
 from rollart.policy.shares import ShareBook, ShareRule
 from rollart.types.errors import InvariantBroken, RunError, ShareUnfilled, TrainingFailed, WorkerLost
+from rollart.types.failures import StopReason
 from rollart.types.ids import GroupId, WorkerId
 from rollart.types.journal import (
     BatchClaimed,
+    CheckpointFailed,
     CheckpointSaved,
     ClaimReturned,
     EpochStarted,
     GroupEnded,
     GroupOpened,
+    RunEnded,
     RunStarted,
     ShareRedistributed,
     StallReported,
@@ -32,6 +36,8 @@ from rollart.types.messages import (
     Published,
     Reset,
     RewardInfo,
+    Saved,
+    SaveFailed,
     Train,
     Trained,
     TrainerFailed,
@@ -201,7 +207,9 @@ def test_a_failed_step_returns_its_claim(mode: str) -> None:
     assert isinstance(ran.error, TrainingFailed)
     assert "loss is nan" in str(ran.error)
     assert [event.claim for event in ran.of(ClaimReturned)] == [2]
-    assert ran.events[-1].reason.startswith("TrainingFailed")  # type: ignore[union-attr]
+    (last,) = ran.of(RunEnded)
+    assert last.stop is StopReason.TRAINING_FAILED
+    assert last.reason.startswith("TrainingFailed: ")
 
 
 @pytest.mark.parametrize("kind", [Train, Publish])
@@ -224,6 +232,32 @@ def test_a_dead_trainer_comes_back_from_its_checkpoint(at: float, every: int) ->
     assert [event.epoch for event in ran.of(EpochStarted)] == [0, 1]
     saved = [event.version.step for event in ran.of(CheckpointSaved) if event.version.epoch == 0]
     assert ran.of(EpochStarted)[1].step == max(saved, default=0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("every", [0, 2, 3])
+def test_the_last_step_is_always_saved(mode: str, every: int) -> None:
+    ran = run(world(f"mode={mode}", f"checkpoint_every={every}", "steps=5"))
+    completed(ran)
+    due = {0: [5], 2: [2, 4, 5], 3: [3, 5]}[every]
+    assert [event.version.step for event in ran.of(CheckpointSaved)] == due
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3])
+def test_a_last_save_that_fails_is_tried_again_until_it_is_hopeless(failures: int) -> None:
+    def fail(_: WorkerId, event: Saved, number: int) -> Sequence[Saved | SaveFailed]:
+        return (SaveFailed(event.version, "the disk is full"),) if number <= failures else (event,)
+
+    ran = run(world("checkpoint_every=0", "steps=3"), Events("trainer", Saved, fail))
+    assert len(ran.of(CheckpointFailed)) == failures
+    if failures < 3:
+        completed(ran)
+        assert [event.version.step for event in ran.of(CheckpointSaved)] == [3]
+    else:
+        sound(ran)
+        assert isinstance(ran.error, TrainingFailed)
+        assert "3 times in a row: the disk is full" in str(ran.error)
+        assert ran.of(StepTrained)[-1].version.step == 3
 
 
 def test_a_publication_that_fails_ends_the_run_after_the_step_it_belongs_to() -> None:
@@ -255,19 +289,23 @@ def test_a_broken_invariant_in_a_callback_of_the_loop_ends_the_run() -> None:
     """The loop would log it and go on."""
     ran = run(world(), Impostor())
     assert isinstance(ran.error, InvariantBroken)
-    assert ran.events[-1].reason.startswith("InvariantBroken")  # type: ignore[union-attr]
+    (last,) = ran.of(RunEnded)
+    assert last.stop is StopReason.INVARIANT_BROKEN
     assert ran.complaints == []
 
 
-def test_an_error_in_the_accept_hook_ends_the_run_and_the_journal_names_it() -> None:
+def test_an_error_of_our_own_ends_the_run_and_the_journal_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: object) -> str | None:
-        raise ZeroDivisionError("in the hook")
+        raise ZeroDivisionError("in the filter")
 
+    monkeypatch.setattr(rollout_module, "has_no_signal", broken)
     sink = SlowSink(0.0)
     with pytest.raises(ZeroDivisionError):
-        run(world(), accept=broken, sink=sink)
+        run(world("algorithm.filter_zero_variance=true"), sink=sink)
     assert audit(sink.events) == []
-    assert sink.events[-1].reason == "ZeroDivisionError: in the hook"  # type: ignore[union-attr]
+    last = sink.events[-1]
+    assert isinstance(last, RunEnded)
+    assert (last.stop, last.reason) == (StopReason.FAILED, "ZeroDivisionError: in the filter")
 
 
 def test_what_is_waited_for_is_said_when_nothing_moves() -> None:

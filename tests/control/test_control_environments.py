@@ -10,6 +10,7 @@ from worlds import Commands, Echo, Events, Kill, Ran, doubled, run, two_tasks, w
 from rollart.observe.journal import digest
 from rollart.policy.health import REWARD
 from rollart.types.errors import ShareUnfilled, TaskBroken
+from rollart.types.failures import FailureKind
 from rollart.types.ids import WorkerId
 from rollart.types.journal import Quarantined, TrajectoryEnded, TrajectoryStarted, WorkerDied, WorkerSpawned
 from rollart.types.messages import (
@@ -21,9 +22,9 @@ from rollart.types.messages import (
     Publish,
     Published,
     Reset,
-    Score,
     Scored,
     ScoreFailed,
+    ScoreRequest,
     Stage,
     Staged,
     Step,
@@ -58,6 +59,7 @@ def test_a_reset_that_hangs_ends_at_its_deadline_and_the_group_still_fills(mode:
         assert start.environment.endswith("#3")
         assert end.at - start.at == pytest.approx(2.0)
         assert "reset" in end.cause
+        assert end.failure is FailureKind.DEADLINE
 
 
 def test_a_slot_that_keeps_failing_is_quarantined_longer_each_time() -> None:
@@ -86,6 +88,7 @@ def test_a_step_that_is_never_answered_ends_at_its_deadline() -> None:
     failed = ended(ran, Outcome.ENV_FAILED)
     assert failed
     assert all("step" in end.cause and end.reward is None for end in failed)
+    assert {end.failure for end in failed} == {FailureKind.DEADLINE}
 
 
 @pytest.mark.parametrize("mode", ["sync", "one_off", "rollart"])
@@ -101,6 +104,7 @@ def test_a_dead_environment_worker_is_replaced_and_its_episodes_are_no_result(mo
         assert at <= end.at <= at + 1.0
         assert started_at(ran)[end.trajectory].environment.startswith("environment/game/1.0#")
         assert end.reward is None
+        assert end.failure is FailureKind.WORKER_LOST
     in_it = [s for s in ran.of(TrajectoryStarted) if s.environment.startswith("environment/game/1.0#") and s.at < at]
     over = {e.trajectory for e in ran.of(TrajectoryEnded) if e.at < at}
     assert {e.trajectory for e in ended(ran, Outcome.ENV_FAILED)} <= {s.trajectory for s in in_it} - over
@@ -109,7 +113,7 @@ def test_a_dead_environment_worker_is_replaced_and_its_episodes_are_no_result(mo
 @pytest.mark.parametrize("turn", [0, 1])
 def test_a_task_whose_environments_are_all_wrong_stops_the_run(turn: int) -> None:
     def wrong(_: WorkerId, event: Observed, __: int) -> Sequence[Observed | EnvironmentFailed]:
-        failed = EnvironmentFailed(event.episode, event.turn, "the observation is an int", wrong=True)
+        failed = EnvironmentFailed(event.episode, event.turn, "the observation is an int", permanent=True)
         return (failed if event.turn == turn else event,)
 
     ran = run(two_tasks(), Events("environment/math", Observed, wrong))
@@ -127,7 +131,7 @@ def test_a_stop_from_outside_is_no_sign_that_a_task_works() -> None:
     def wrong(_: WorkerId, event: Observed, number: int) -> Sequence[Observed | EnvironmentFailed]:
         if not event.turn and number % 3:
             return (event,)  # somebody is always in the middle of an episode
-        return (EnvironmentFailed(event.episode, event.turn, "NaN", wrong=True),)
+        return (EnvironmentFailed(event.episode, event.turn, "NaN", permanent=True),)
 
     ran = run(world("tasks.game.environments=200"), Events("environment", Observed, wrong))
     sound(ran)
@@ -138,7 +142,7 @@ def test_a_stop_from_outside_is_no_sign_that_a_task_works() -> None:
 
 def test_some_wrong_environments_do_not_stop_it() -> None:
     def wrong(_: WorkerId, event: Observed, number: int) -> Sequence[Observed | EnvironmentFailed]:
-        return (EnvironmentFailed(event.episode, event.turn, "NaN", wrong=True) if number % 5 == 0 else event,)
+        return (EnvironmentFailed(event.episode, event.turn, "NaN", permanent=True) if number % 5 == 0 else event,)
 
     ran = run(world(), Events("environment", Observed, wrong))
     completed(ran)
@@ -169,7 +173,7 @@ def test_a_doubled_event_changes_nothing(kind: type) -> None:
     completed(run(scenario, later))
 
 
-@pytest.mark.parametrize("kind", [Reset, Step, Close, Add, Abort, Score, Stage, Update, Train, Publish])
+@pytest.mark.parametrize("kind", [Reset, Step, Close, Add, Abort, ScoreRequest, Stage, Update, Train, Publish])
 def test_a_doubled_command_changes_nothing(kind: type) -> None:
     scenario = two_tasks("mode=rollart", "batch.extra_members=1", "steps=5")
     plain = digest(run(scenario).events)
@@ -210,6 +214,7 @@ def test_a_reward_function_that_is_always_busy_is_given_up() -> None:
     failed = ended(ran, Outcome.REWARD_FAILED)
     assert {end.trajectory for end in failed} == {1, 5}
     assert all("503" in end.cause and end.reward is None for end in failed)
+    assert {end.failure for end in failed} == {FailureKind.ERROR}
 
 
 @pytest.mark.parametrize("mode", ["sync", "sync_plus", "areal"])
@@ -221,6 +226,7 @@ def test_a_reward_that_never_comes_fails_within_a_bound(mode: str) -> None:
     completed(ran)
     failed = ended(ran, Outcome.REWARD_FAILED)
     assert {end.trajectory for end in failed} == {0, 2}
+    assert {end.failure for end in failed} == {FailureKind.DEADLINE}
     backoff_s = sum(REWARD.backoff.delay(attempt) for attempt in range(1, REWARD.failures))
     for end in failed:
         last_turn = max(e.at for e in ran.events if getattr(e, "trajectory", None) == end.trajectory and e.at < end.at)
@@ -238,6 +244,7 @@ def test_only_a_finite_number_is_a_reward(value: object) -> None:
     (failed,) = ended(ran, Outcome.REWARD_FAILED)
     assert failed.trajectory == 2
     assert "not a finite number" in failed.cause
+    assert failed.failure is FailureKind.INVALID
 
 
 def test_questions_of_a_dead_reward_worker_are_asked_elsewhere() -> None:
@@ -263,4 +270,19 @@ def test_an_environment_that_reports_its_failure_is_believed_at_once() -> None:
     completed(ran)
     failed = ended(ran, Outcome.ENV_FAILED)
     assert failed
-    assert all(end.cause == "no image" for end in failed)
+    assert all(end.cause == "no image" and end.failure is FailureKind.ERROR for end in failed)
+
+
+def test_environments_that_failed_together_come_back_one_by_one() -> None:
+    def fail_first(_: WorkerId, event: Observed, number: int) -> Sequence[Observed | EnvironmentFailed]:
+        return (EnvironmentFailed(event.episode, event.turn, "no network"),) if number <= 12 else (event,)
+
+    ran = run(world("sim.tasks.game.reset_s=0.1", "seed=5"), Events("environment", Observed, fail_first))
+    completed(ran)
+    failed = ended(ran, Outcome.ENV_FAILED)[:12]
+    assert len({end.at for end in failed}) == 1
+    slots = [started_at(ran)[end.trajectory].environment for end in failed]
+    again = [[event.at for event in ran.of(TrajectoryStarted) if event.environment == slot][1] for slot in slots]
+    delays = [at - end.at for at, end in zip(again, failed, strict=True)]
+    assert all(0.5 < delay <= 1.0 for delay in delays)
+    assert len(set(delays)) == 12

@@ -4,12 +4,11 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import pytest
-from audit import completed, sound
+from audit import completed
 from worlds import Ran, Rule, run, world
 
 from rollart.observe.report import make_report
 from rollart.policy.groups import MAX_PROMPT_ATTEMPTS
-from rollart.types.errors import ShareUnfilled
 from rollart.types.ids import PromptId, TrajectoryId, WorkerId
 from rollart.types.journal import (
     BatchClaimed,
@@ -20,7 +19,7 @@ from rollart.types.journal import (
     WeightsSynced,
 )
 from rollart.types.messages import EnvironmentFailed, Observed, Reset, WorkerCommand, WorkerEvent
-from rollart.types.trajectory import TRAINABLE, GroupOutcome, Outcome, Trajectory
+from rollart.types.trajectory import TRAINABLE, GroupOutcome, Outcome
 
 
 def group_outcomes(ran: Ran) -> Counter[GroupOutcome]:
@@ -56,27 +55,6 @@ def test_extra_groups_are_redundant_and_their_prompts_come_again() -> None:
     assert any(event.attempt for event in ran.of(GroupOpened))
     report = make_report(ran.events)
     assert report.wasted_tokens["redundant"] > 0
-
-
-def test_groups_that_are_not_accepted_are_filtered_and_the_batch_still_fills() -> None:
-    seen: list[int] = []
-
-    def every_other(trajectories: Sequence[Trajectory]) -> str | None:
-        seen.append(len(trajectories))
-        return "no signal in it" if len(seen) % 2 else None
-
-    ran = run(world("mode=rollart"), accept=every_other)
-    completed(ran)
-    assert set(seen) == {4}
-    filtered = [event for event in ran.of(GroupEnded) if event.outcome is GroupOutcome.FILTERED]
-    assert len(filtered) >= 8
-    assert all(not event.requeued and event.cause == "no signal in it" for event in filtered)
-
-
-def test_when_nothing_is_ever_accepted_the_run_ends_with_a_typed_error() -> None:
-    ran = run(world("mode=sync_plus", "tasks.game.share_deadline_s=30"), accept=lambda _: "never")
-    sound(ran)
-    assert isinstance(ran.error, ShareUnfilled)
 
 
 class BadPrompt(Rule):

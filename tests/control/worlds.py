@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import rollart.control.pipeline as pipeline_module
 from rollart.control.context import Context
 from rollart.control.pipeline import run_pipeline
-from rollart.control.rollout import Accept, accept_all
+from rollart.control.rollout import OnTrajectoryEnd, ignore_trajectory
 from rollart.observe.journal import MemoryJournal
 from rollart.ports.runtime import Listener, Runtime
 from rollart.sim.loop import run_virtual
 from rollart.sim.run import parts
 from rollart.sim.scenario import Scenario, parse_scenario
-from rollart.types.errors import RollartError
+from rollart.types.errors import RollartError, RuntimeLost
 from rollart.types.ids import WorkerId
 from rollart.types.journal import JournalEvent
 from rollart.types.messages import Role, WorkerCommand, WorkerEvent, WorkerInfo
@@ -264,7 +264,10 @@ class FaultyRuntime:
         self._listener = listener
         self._inner.listen(self)
 
-    def spawn(self, worker: WorkerId, role: Role, factory: str, settings: Mapping[str, Any]) -> None:
+    def spawn(
+        self, worker: WorkerId, role: Role, factory: str, settings: Mapping[str, Any], *, python: str = ""
+    ) -> None:
+        assert not python
         self._alive[worker] = None
         delay_s = sum(rule.spawn_delay_s(worker) for rule in self._rules)
         if delay_s == 0.0:
@@ -335,6 +338,10 @@ class FaultyRuntime:
         if self._alive.pop(worker, 0) is None and self._listener is not None:
             self._listener.died(worker, reason)
 
+    def failed(self, error: RuntimeLost) -> None:
+        if self._listener is not None:
+            self._listener.failed(error)
+
 
 class SlowSink(MemoryJournal):
     """A journal whose disk takes its time. `flushed` holds, per flush, how many events were durable when it ended."""
@@ -372,7 +379,7 @@ def run(
     scenario: Scenario,
     *rules: Rule,
     sink: MemoryJournal | None = None,
-    accept: Accept = accept_all,
+    ended: OnTrajectoryEnd = ignore_trajectory,
 ) -> Ran:
     """Run a scenario to its end under the rules, in virtual time."""
     journal = sink or MemoryJournal()
@@ -392,7 +399,9 @@ def run(
         base = parts(scenario, journal)
         runtime = FaultyRuntime(base.runtime, rules)
         try:
-            await run_pipeline(scenario.config, dataclasses.replace(base, runtime=runtime, sink=journal, accept=accept))
+            await run_pipeline(
+                scenario.config, dataclasses.replace(base, runtime=runtime, sink=journal, on_trajectory_end=ended)
+            )
         finally:
             killed.extend(runtime.killed)
             left.extend(task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task())

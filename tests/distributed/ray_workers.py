@@ -6,16 +6,17 @@ import socket
 import subprocess
 import time
 from contextlib import suppress
+from pathlib import Path
 
 from rollart.ports.worker import Advance
 from rollart.types.ids import PromptId, TrajectoryId
-from rollart.types.messages import Observed, RewardInfo, Score
+from rollart.types.messages import Observed, RewardInfo, ScoreRequest
 from rollart.types.tokens import EMPTY
 from rollart.types.trajectory import Prompt
 
 
 class Odd:
-    """Answers every `Score` with an `Observed` of the same number; its key says what to do on the way.
+    """Answers every `ScoreRequest` with an `Observed` of the same number; its key says what to do on the way.
 
     echo    nothing: the artifact comes back
     facts   the artifact is what it knows of its process
@@ -23,7 +24,7 @@ class Odd:
     fork    leaves a copy of its process behind, with all that is open; the artifact is both pids
     cut     closes its connections and lives on
     crash   reads from address 0
-    freeze  hangs in native code, in `post`, without letting go of the interpreter
+    freeze  makes the file that the artifact names, then hangs in native code without letting go of the interpreter
     wrong   gives an event that is no message
     untrue  gives an event whose fields are not what they should be
     """
@@ -39,6 +40,7 @@ class Odd:
     def post(self, commands):
         for command in commands:
             if command.key == "freeze":
+                Path(command.artifact.decode()).touch()
                 ctypes.PyDLL(None).sleep(600)
         self.commands += commands
 
@@ -79,7 +81,7 @@ class Odd:
 
 
 def score(key, number=0, artifact=b""):
-    return Score(key, TrajectoryId(number), "t", Prompt(PromptId("p"), "t", 0), (), artifact, False)
+    return ScoreRequest(key, TrajectoryId(number), "t", Prompt(PromptId("p"), "t", 0), (), artifact, False)
 
 
 def runs(pid):
@@ -91,7 +93,7 @@ def runs(pid):
         return False
 
 
-def wait_until(condition, seconds=30.0):
+def wait_until(condition, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

@@ -4,6 +4,7 @@ import asyncio
 
 from rollart.backends.environments.codec import ByteCodec
 from rollart.backends.stores.memory import MemoryStore
+from rollart.config.schema import PoolSettings, TaskSettings
 from rollart.distributed.inline import InlineRuntime
 from rollart.tasks.prompts import SeedPrompts
 from rollart.types.messages import (
@@ -15,8 +16,8 @@ from rollart.types.messages import (
     Reset,
     Role,
     Sampling,
-    Score,
     Scored,
+    ScoreRequest,
     Stage,
     Staged,
     Step,
@@ -30,6 +31,7 @@ from rollart.types.tokens import TokenSequence
 from rollart.types.trajectory import TrainSample, Turn
 from rollart.types.versions import Version
 
+MAX_TURNS = 3
 MODEL = {
     "config": {
         "model_type": "qwen3",
@@ -75,7 +77,7 @@ class Controller:
         future = asyncio.get_running_loop().create_future()
         self.waits.append((answers, future))
         self.runtime.post(worker, [command])
-        return await asyncio.wait_for(future, 30)
+        return await asyncio.wait_for(future, 100)
 
     async def sync(self, version):
         manifest = (await self.ask("trainer", Publish(version), Published)).manifest
@@ -89,7 +91,7 @@ class Controller:
         turn = 0
         while True:
             log.append_context(observed.observation)
-            if observed.done:
+            if observed.done or turn == MAX_TURNS:
                 break
             turn += 1
             request = next(requests)
@@ -109,7 +111,7 @@ class Controller:
             rewards.append(observed.reward)
         self.runtime.post("environment", [Close(number)])
         key = f"score/{number}"
-        question = Score(key, number, "frozenlake", prompt, tuple(rewards), b"", observed.truncated)
+        question = ScoreRequest(key, number, "frozenlake", prompt, tuple(rewards), b"", not observed.done)
         value = (await self.ask("reward", question, Scored, key=key)).value
         turns = (Turn(log.sampled, 1.0 if number % 2 else -1.0),)
         return TrainSample(number, 1, "frozenlake", (log,), turns, value)
@@ -121,11 +123,17 @@ def test_two_steps_of_training():
         runtime = InlineRuntime()
         controller = Controller(runtime)
         runtime.listen(controller)
-        host = {"task": "frozenlake", "environment": "rollart.tasks.frozenlake:FrozenLake", "slots": 4, "max_turns": 3}
+        lake = TaskSettings(environment="rollart.tasks.frozenlake:FrozenLake")
+        host = {"task": "frozenlake", "settings": lake, "slots": 4}
         function = "rollart.backends.rewards.functions:episode_return"
         for name, role, factory, settings in (
-            ("engine", Role.ENGINE, "rollart.backends.engines.reference:ReferenceEngine", {"slots": 4}),
-            ("trainer", Role.TRAINER, "rollart.backends.trainers.reference:ReferenceTrainer", {"learning_rate": 1e-3}),
+            (
+                "engine",
+                Role.ENGINE,
+                "rollart.backends.engines.reference:ReferenceEngine",
+                {"pool": PoolSettings(slots=4)},
+            ),
+            ("trainer", Role.TRAINER, "rollart.backends.trainers.reference:ReferenceTrainer", {}),
             ("environment", Role.ENVIRONMENT, "rollart.backends.environments.host:EnvironmentHost", host),
             ("reward", Role.REWARD, "rollart.backends.rewards.host:RewardHost", {"function": function}),
         ):

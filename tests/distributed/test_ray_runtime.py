@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from rollart.types.messages import RewardInfo, Role
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'rollart[ray]'")
 
+from rollart.distributed import ray_runtime
 from rollart.distributed.ray_runtime import RayRuntime
 
 ODD = "ray_workers:Odd"
@@ -29,6 +29,7 @@ class Ears:
         self.joins, self.got, self.deaths, self.batches = [], {}, {}, 0
         self.news = asyncio.Event()
         self.deaf_to = None
+        self.failures = []
 
     def joined(self, worker, info):
         assert info == RewardInfo(slots=1)
@@ -47,8 +48,12 @@ class Ears:
         self.deaths[worker] = reason
         self.news.set()
 
+    def failed(self, error):
+        self.failures.append(error)
+        self.news.set()
+
     async def until(self, condition):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(100):
             while not condition():
                 self.news.clear()
                 await self.news.wait()
@@ -75,12 +80,20 @@ def with_runtime(local_ray, tmp_path):  # noqa: ARG001 - it has to be there
     return run
 
 
+async def until(condition):
+    """Wait for something that tells nobody, with the loop running."""
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 def spawn(runtime, worker, **settings):
     runtime.spawn(worker, Role.REWARD, ODD, settings)
 
 
 def test_a_killed_process_is_a_death_and_takes_no_other_with_it(with_runtime, capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ray_runtime, "LAST_WORDS_S", 60.0)  # on a busy machine Ray takes its time to say what happened
 
     async def test(runtime, ears):
         for worker in ("killed", "crashed", "good"):
@@ -93,9 +106,7 @@ def test_a_killed_process_is_a_death_and_takes_no_other_with_it(with_runtime, ca
         assert folder == str(tmp_path)
         await ears.until(lambda: len(ears.joins) == 3)
         os.kill(pid, signal.SIGKILL)
-        start = time.monotonic()
         await ears.until(lambda: "killed" in ears.deaths)
-        assert time.monotonic() - start < 2
         assert "its process ended without a word: killed" in ears.deaths["killed"]
         runtime.post("crashed", [score("crash")])
         await ears.until(lambda: "crashed" in ears.deaths)
@@ -108,19 +119,35 @@ def test_a_killed_process_is_a_death_and_takes_no_other_with_it(with_runtime, ca
     assert capfd.readouterr().out == ""
 
 
-def test_a_killed_process_is_a_death_though_a_copy_of_it_lives_on(with_runtime):
+def test_a_killed_process_is_a_death_though_a_copy_of_it_lives_on(with_runtime, monkeypatch):
+    monkeypatch.setattr(ray_runtime, "LAST_WORDS_S", 0.1)
+
     async def test(runtime, ears):
         spawn(runtime, "forked")
         runtime.post("forked", [score("fork")])
         pid, child = ast.literal_eval((await ears.answer("forked")).decode())
         os.kill(pid, signal.SIGKILL)
-        start = time.monotonic()
         try:
             # Its copy has everything open that Ray has, which then takes its time to notice.
             await ears.until(lambda: "forked" in ears.deaths)
-            assert time.monotonic() - start < 4
+            assert "its connection broke" in ears.deaths["forked"]
         finally:
             os.kill(child, signal.SIGKILL)
+
+    with_runtime(test)
+
+
+def test_a_process_is_titled_by_its_worker(with_runtime):
+    async def test(runtime, ears):
+        for worker in ("reward/sum/0.0", "reward/sum/0.1"):
+            spawn(runtime, worker)
+            runtime.post(worker, [score("facts")])
+            process = Path("/proc", str(ast.literal_eval((await ears.answer(worker)).decode())[0]))
+            place = worker.removeprefix("reward/")
+            # The call that sets it is made when the worker is spawned, and may be carried out after its first answer.
+            wait_until(lambda process=process: safe_text(process / "cmdline").startswith("rollart: "))
+            assert safe_text(process / "cmdline").rstrip("\0") == f"rollart: reward {place}"
+            wait_until(lambda process=process, place=place: safe_text(process / "comm") == f"reward {place}\n")
 
     with_runtime(test)
 
@@ -151,10 +178,10 @@ def test_an_error_is_told_in_a_line_and_logged_in_full(with_runtime, tmp_path):
         await ears.until(lambda: len(ears.deaths) == 5)
         assert ears.deaths["reward/a/0.0"] == "ValueError: in the factory"
         assert ears.deaths["reward/b/0.0"] == "LookupError: no such thing"
-        assert ears.deaths["reward/c/0.0"] == "TypeError: object is no message; workers speak types.messages"
-        assert "gave an event" in ears.deaths["reward/d/0.0"]
+        assert ears.deaths["reward/c/0.0"] == "TypeError: object is not a message; workers exchange types.messages"
+        assert "invalid event" in ears.deaths["reward/d/0.0"]
         assert "`$.episode`" in ears.deaths["reward/d/0.0"]
-        assert "a command did not arrive whole" in ears.deaths["reward/e/0.0"]
+        assert "a command could not be decoded" in ears.deaths["reward/e/0.0"]
 
     with_runtime(test)
     for worker, line in (("a", "ValueError: in the factory"), ("b", "LookupError: no such thing")):
@@ -163,13 +190,15 @@ def test_an_error_is_told_in_a_line_and_logged_in_full(with_runtime, tmp_path):
         assert line in log
 
 
-def test_a_worker_that_hangs_is_killed_when_it_is_stopped(with_runtime, caplog):
+def test_a_worker_that_hangs_is_killed_when_it_is_stopped(with_runtime, caplog, tmp_path):
+    frozen = tmp_path / "frozen"
+
     async def test(runtime, ears):
         spawn(runtime, "stuck")
         runtime.post("stuck", [score("facts")])
         pid = ast.literal_eval((await ears.answer("stuck")).decode())[0]
-        runtime.post("stuck", [score("freeze")])
-        await asyncio.sleep(0.2)
+        runtime.post("stuck", [score("freeze", artifact=bytes(frozen))])
+        await until(frozen.exists)
         runtime.stop("stuck")
         await runtime.close()
         wait_until(lambda: not runs(pid))
@@ -272,9 +301,10 @@ def family():
 
 
 def links(process):
-    for file in Path(f"/proc/{process}/fd").iterdir():
-        with suppress(OSError):
-            yield os.readlink(file)
+    with suppress(OSError):  # the process is gone meanwhile
+        for file in Path(f"/proc/{process}/fd").iterdir():
+            with suppress(OSError):
+                yield os.readlink(file)
 
 
 @pytest.mark.usefixtures("local_ray")
@@ -323,7 +353,7 @@ def controller(code, *words, **options):
     """Run code in a process of its own, which finds what this one finds."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     command = [sys.executable, "-c", code, *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False, **options)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False, **options)
 
 
 CONTROLLER = """
@@ -331,10 +361,11 @@ import asyncio, os, signal, sys
 from pathlib import Path
 from rollart.distributed.ray_local import LocalRay
 from rollart.distributed.ray_runtime import RayRuntime
-from test_ray_runtime import Ears, spawn
+from test_ray_runtime import Ears, spawn, until
 from ray_workers import score
 
 async def main():
+    frozen = Path(sys.argv[1], "frozen")
     runtime, ears = RayRuntime(Path(sys.argv[1]), close_timeout_s=0.5), Ears()
     runtime.listen(ears)
     spawn(runtime, "w")
@@ -342,8 +373,8 @@ async def main():
     runtime.post("w", [score("child")])
     await ears.until(lambda: len(ears.joins) == 2)
     print((await ears.answer("w")).decode(), flush=True)
-    runtime.post("stuck", [score("freeze")])
-    await asyncio.sleep(0.2)
+    runtime.post("stuck", [score("freeze", artifact=bytes(frozen))])
+    await until(frozen.exists)
     if sys.argv[2] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     await runtime.close()
@@ -360,10 +391,9 @@ def test_nothing_is_left_of_it(how, tmp_path):
     done = controller(CONTROLLER, tmp_path, how)
     assert done.returncode == (-signal.SIGKILL if how == "killed" else 0), done.stderr
     folder, child = done.stdout.split()
-    wait_until(lambda: not Path(folder).exists(), 20)
-    assert not runs(int(child))
-    left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if folder in safe_text(path)]
-    assert not left
+    wait_until(lambda: not Path(folder).exists())
+    wait_until(lambda: not runs(int(child)))
+    wait_until(lambda: not [path for path in Path("/proc").glob("[0-9]*/cmdline") if folder in safe_text(path)])
 
 
 def safe_text(path):

@@ -16,7 +16,7 @@ from rollart.types.messages import (
     Published,
     Reset,
     Sampling,
-    Score,
+    ScoreRequest,
     Suspend,
     Train,
     Trained,
@@ -32,7 +32,7 @@ from rollart.types.weights import Manifest, TensorEntry, WeightKind
 GENERATED = Generated(Segment.of([1, 2]), b"12345678", (VersionRun(Version(0, 3), 2),))
 PROMPT = Prompt("p", "t", 7, {"board": [1, 2.5, None, {"deep": "ü"}]})
 MANIFEST = Manifest(
-    Version(1, 2), None, WeightKind.DELTA, (TensorEntry("w", "float32", (2, 3), 0, 0, 24),), (24,), ("digest",)
+    Version(1, 2), None, WeightKind.ADAPTER, (TensorEntry("w", "float32", (2, 3), 0, 0, 24),), (24,), ("digest",)
 )
 
 
@@ -44,7 +44,7 @@ def test_messages_arrive_as_they_were_in_their_order():
         TurnDone(1, GENERATED, FinishReason.LENGTH, TurnUsage(1, 2, 3)),
         Progress(((1, GENERATED), (2, NOTHING)), 3),
         Reset(1, 0, PROMPT, 2),
-        Score("k", 1, "t", PROMPT, (0.5, -1.0), b"\0" * 9, True),
+        ScoreRequest("k", 1, "t", PROMPT, (0.5, -1.0), b"\0" * 9, True),
         Published(MANIFEST),
         Trained(1, Version(0, 1), {"loss": 0.25, "grad_norm": math.inf}),
         TrainerInfo(10, Version(0, 2)),
@@ -106,7 +106,7 @@ def test_numbers_of_numpy_travel_as_numbers():
 def test_what_is_no_plain_data_is_refused():
     with pytest.raises(TypeError, match="a message holds a object"):
         encode([Trained(1, Version(0, 1), {"loss": object()})])
-    with pytest.raises(TypeError, match="Prompt is no message"):
+    with pytest.raises(TypeError, match="Prompt is not a message"):
         encode([PROMPT])
 
 

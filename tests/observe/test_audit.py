@@ -1,15 +1,20 @@
 """The audit believes nothing: a journal that was tampered with in any of these ways does not pass."""
 
+import importlib
+import inspect
+import pkgutil
 from collections.abc import Callable
 
 import pytest
 from journals import SEEDS, troubled
 from msgspec.structs import replace
 
-from rollart.observe.audit import audit
+from rollart.observe import audit as package
+from rollart.observe.audit import audit, auditor
 from rollart.sim.run import simulate
 from rollart.sim.scenario import load_scenario
 from rollart.types import journal as j
+from rollart.types.failures import StopReason
 from rollart.types.trajectory import GroupOutcome, Outcome
 from rollart.types.versions import Version
 
@@ -205,3 +210,37 @@ def test_a_step_that_takes_longer_than_the_run_stated(clean: Journal) -> None:
     first = clean[0]
     assert isinstance(first, j.RunStarted)
     assert {violation.rule for violation in audit([replace(first, step_bound_s=0.01), *clean[1:]])} == {8}
+
+
+@pytest.mark.parametrize(
+    ("stop", "rules"),
+    [
+        (StopReason.STALLED, [6]),
+        (StopReason.INVARIANT_BROKEN, [1]),
+        (StopReason.NO_ENGINE, []),
+        (StopReason.INTERRUPTED, []),
+    ],
+)
+def test_a_run_that_a_bug_stopped_is_found_by_its_stop_reason(
+    clean: Journal, stop: StopReason, rules: list[int]
+) -> None:
+    """Whatever the words are."""
+    ended = replace(clean[-1], stop=stop, reason="StalledRun, InvariantBroken: words")
+    found = audit([*clean[:-1], ended])
+    assert [violation.rule for violation in found] == rules
+
+
+HELPERS = {"move", "forget_versions"}
+"""Functions of rule modules that other checks call."""
+
+
+def test_every_check_is_listed() -> None:
+    """A check that `CHECKS` leaves out would never run, and nothing would tell."""
+    listed = {check for checks in (*auditor.CHECKS.values(), auditor.CHECKS_AT_THE_END) for check in checks}
+    names = {module.name for module in pkgutil.iter_modules(package.__path__)} - {"auditor", "state"}
+    for name in names:
+        module = importlib.import_module(f"{package.__name__}.{name}")
+        assert (module.__doc__ or "").startswith("Rule "), f"{name} does not say which rule it checks"
+        for function_name, function in inspect.getmembers(module, inspect.isfunction):
+            own = function.__module__ == module.__name__ and not function_name.startswith("_")
+            assert not own or function in listed or function_name in HELPERS, f"{name}.{function_name} is never run"

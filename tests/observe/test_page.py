@@ -14,6 +14,7 @@ from rollart.observe.page.strips import MOST_BINS, Strips
 from rollart.observe.page.timeline import MOST_ROWS, MOST_SPANS, Span, TimelineFold, fewer
 from rollart.types import journal as j
 from rollart.types.errors import RequestError
+from rollart.types.failures import FailureKind, StopReason
 from rollart.types.ids import GroupId, PromptId, TrajectoryId, WorkerId
 from rollart.types.messages import Role
 from rollart.types.trajectory import Outcome, Purpose
@@ -40,9 +41,11 @@ def turned(at: float, trajectory: int, sampled: int = 4) -> j.TurnEnded:
     return j.TurnEnded(at, TrajectoryId(trajectory), 1, ENGINE, sampled, 0, 0, 0, ((Version(0, 0), sampled),))
 
 
-def ended(at: float, trajectory: int, outcome: Outcome, cause: str = "") -> j.TrajectoryEnded:
+def ended(
+    at: float, trajectory: int, outcome: Outcome, cause: str = "", failure: FailureKind | None = None
+) -> j.TrajectoryEnded:
     reward = 1.0 if outcome is Outcome.COMPLETED else None
-    return j.TrajectoryEnded(at, TrajectoryId(trajectory), outcome, 1, 4, reward, cause=cause)
+    return j.TrajectoryEnded(at, TrajectoryId(trajectory), outcome, 1, 4, reward, cause=cause, failure=failure)
 
 
 def slots_of(*events: j.JournalEvent) -> SlotFold:
@@ -61,7 +64,7 @@ def test_a_hang_is_named_by_its_slot_with_how_long_and_what_was_done() -> None:
         *started(0.0, 7),
         placed(0.1, 7),
         turned(0.5, 7),
-        ended(2.5, 7, Outcome.ENV_FAILED, HUNG),
+        ended(2.5, 7, Outcome.ENV_FAILED, HUNG, FailureKind.DEADLINE),
         *started(3.5, 8),
     )
     (failure,) = fold.failures
@@ -77,7 +80,9 @@ def test_a_hang_is_named_by_its_slot_with_how_long_and_what_was_done() -> None:
 def test_a_slot_that_is_set_aside_or_given_up() -> None:
     for until, told in ((62.0, "the slot is set aside for 60 s after 3 failures"), (-1.0, "the slot is given up")):
         fold = slots_of(
-            *started(0.0, 7), j.Quarantined(2.0, SLOT, 3, until, HUNG), ended(2.0, 7, Outcome.ENV_FAILED, HUNG)
+            *started(0.0, 7),
+            j.Quarantined(2.0, SLOT, 3, until, HUNG),
+            ended(2.0, 7, Outcome.ENV_FAILED, HUNG, FailureKind.DEADLINE),
         )
         assert fold.failures[0].done == told
         assert fold.failures[0].what == "reset"
@@ -133,7 +138,7 @@ def test_every_kind_of_worker_has_its_row() -> None:
         *started(101.0, 7),
         placed(101.1, 7),
         turned(102.0, 7, sampled=40),
-        ended(104.0, 7, Outcome.ENV_FAILED, HUNG),
+        ended(104.0, 7, Outcome.ENV_FAILED, HUNG, FailureKind.DEADLINE),
         *started(104.0, 8),
         placed(104.1, 8),
         turned(104.5, 8),
@@ -272,7 +277,10 @@ def test_samples_are_some_of_every_task_and_kind_with_both_ends(tmp_path: Path) 
 
 def test_nothing_of_a_run_can_end_the_data_element(tmp_path: Path) -> None:
     evil = "</script><!--<script>&amp;\u2028"
-    write(tmp_path / "journal.sqlite", [j.RunStarted(0.0, evil, evil, 1, 0, {}, 1), j.RunEnded(1.0, 0, evil)])
+    write(
+        tmp_path / "journal.sqlite",
+        [j.RunStarted(0.0, evil, evil, 1, 0, {}, 1), j.RunEnded(1.0, 0, evil, StopReason.FAILED)],
+    )
     (tmp_path / "step-000000.jsonl").write_bytes(msgspec.json.encode(sample(0, text=evil)) + b"\n")
     data = gather(tmp_path / "journal.sqlite", tmp_path, config={"name": evil})
     page = render(data)

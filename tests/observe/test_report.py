@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from rollart.observe.report import KeptAgainstStarted, Report, make_report
 from rollart.types import journal as j
+from rollart.types.failures import StopReason
 from rollart.types.ids import ClaimId, GroupId, PromptId, TrajectoryId, WorkerId
 from rollart.types.messages import Role
 from rollart.types.trajectory import GroupOutcome, Outcome, Purpose
@@ -254,7 +255,8 @@ def test_placements(report: Report) -> None:
 
 
 def test_rewards_and_selection(report: Report) -> None:
-    assert report.reward == {"math": 3.0, "maze": 0.5}
+    assert report.kept_reward == {"math": 3.0, "maze": 0.5}
+    assert report.reward == {"math": (2.0 + 4.0 + 9.0) / 3, "maze": (1.0 + 0.5 + 0.5 + 1.0 + 1.0) / 7}
     kept = [(30, 1.0), (70, 0.0), (11, 0.5), (13, 0.5), (17, 2.0), (19, 4.0)]
     results = [*kept, (100, 9.0), (23, 1.0), (41, 1.0), (47, 0.0)]
     assert report.selection == KeptAgainstStarted(
@@ -298,8 +300,11 @@ def test_the_mean_step_leaves_out_the_first() -> None:
 
 
 def test_a_run_that_was_stopped_says_why() -> None:
-    report = make_report([*SETUP, j.RunEnded(9.0, 0, "NoEngine: all gone")])
+    report = make_report([*SETUP, j.RunEnded(9.0, 0, "NoEngine: all gone", StopReason.NO_ENGINE)])
     assert (report.ended, report.seconds, report.step_s) == ("NoEngine: all gone", 4.0, 0.0)
+    assert report.stop is StopReason.NO_ENGINE
+    resumed = j.RunResumed(0.0, "rollart", 1)
+    assert make_report([*SETUP, j.RunEnded(9.0, 0, "x", StopReason.FAILED), resumed]).stop is None
 
 
 def test_a_later_version_does_not_restart_the_clock() -> None:

@@ -126,7 +126,7 @@ def test_an_event_that_cannot_be_encoded_is_raised_by_the_next_flush(tmp_path: P
         await journal.flush()
         journal.append(unwritable(value))
         with pytest.raises(RunError, match=r"journal\.sqlite: the journal cannot be written"):
-            await asyncio.wait_for(journal.flush(), 10.0)
+            await asyncio.wait_for(journal.flush(), 100.0)
         await journal.flush()
         await journal.close()
 

@@ -16,8 +16,8 @@ from rollart.sim.run import simulate
 from rollart.sim.scenario import load_scenario
 from rollart.types import journal as j
 from rollart.types.errors import RunError
-from rollart.types.ids import ClaimId, GroupId, TrajectoryId, WorkerId
-from rollart.types.trajectory import Outcome
+from rollart.types.ids import ClaimId, GroupId, PromptId, TrajectoryId, WorkerId
+from rollart.types.trajectory import Outcome, Purpose
 from rollart.types.versions import Version
 
 V0, V1, V2 = (Version(0, step) for step in range(3))
@@ -42,6 +42,8 @@ def claimed(at, claim):
 
 JOURNAL = [
     j.RunStarted(10.0, "run", "rollart", 1, 0, {"maze": 2}, 1),
+    j.GroupOpened(10.0, GroupId(0), "maze", PromptId(0), Purpose.TRAIN, 0, 0),
+    j.TrajectoryStarted(10.0, TrajectoryId(1), GroupId(0), 0, 0, "slot"),
     turn(11.0, 30),
     ended(12.0),
     ended(12.0, Outcome.ENV_FAILED),
@@ -78,7 +80,8 @@ def test_a_step_counts_what_came_since_the_one_before():
         step=1,
         at=5.0,
         train_s=2.0,
-        rewards={"maze": 0.25},
+        rewards={"maze": 1.0},
+        kept_rewards={"maze": 0.25},
         staleness=[0, 1],
         trajectories=2,
         outcomes={"completed": 1, "env_failed": 1},
@@ -90,13 +93,14 @@ def test_a_step_counts_what_came_since_the_one_before():
     assert evaluation == EvalRecord(step=1, at=7.0, task="maze", episodes=8, mean_reward=0.75)
     assert (second.sampled_tokens, second.tokens_per_s, second.suspended_s) == (10, 2.0, 0.125)
     assert second.outcomes == {}
-    assert second.rewards == {"maze": 0.5}
+    assert second.rewards == {}, "nothing finished"
+    assert second.kept_rewards == {"maze": 0.5}
 
 
 def test_a_step_is_told_with_the_first_event_after_its_pools():
     fold = StepFold()
     told = [len(fold.take(event)) for event in JOURNAL]
-    assert told == [0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 1]
+    assert told == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 1]
 
 
 def test_the_lines_of_a_run_and_of_the_one_that_goes_on(tmp_path):
@@ -116,14 +120,15 @@ def test_what_cannot_be_written_is_raised_by_the_next_flush(tmp_path):
     (tmp_path / LINES).mkdir()
     for event in JOURNAL:
         sink.append(event)
-    with pytest.raises(RunError, match=r"metrics.jsonl cannot be written.*Make room and resume"):
+    with pytest.raises(RunError, match=r"metrics.jsonl cannot be written.*Free space and resume"):
         asyncio.run(sink.flush())
 
 
 def test_numbers_have_names():
     first, evaluation, _ = records()
     assert scalars(evaluation) == {"held_out/maze": 0.75}
-    assert scalars(first)["reward/maze"] == 0.25
+    assert scalars(first)["reward/maze"] == 1.0
+    assert scalars(first)["kept_reward/maze"] == 0.25
     assert scalars(first)["rollout/staleness_max"] == 1.0
     assert scalars(first)["busy/a"] == 0.75
 
@@ -147,7 +152,8 @@ def test_tensorboard_files_where_its_writer_is_there(tmp_path):
     (file,) = (tmp_path / "tensorboard").iterdir()
     assert file.name.startswith("events.out.tfevents.")
     seen = [(event.step, value.tag, value.simple_value) for event in events_of(file) for value in event.summary.value]
-    assert (1, "reward/maze", 0.25) in seen
+    assert (1, "reward/maze", 1.0) in seen
+    assert (1, "kept_reward/maze", 0.25) in seen
     assert (1, "held_out/maze", 0.75) in seen
 
 

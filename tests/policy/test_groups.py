@@ -7,10 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from rollart.policy.groups import FAILURES, MAX_PROMPT_ATTEMPTS, GroupBook, OpenGroup, Ticket
+from rollart.policy.groups import MAX_PROMPT_ATTEMPTS, GroupBook, OpenGroup, Ticket
 from rollart.types.errors import InvariantBroken
 from rollart.types.ids import GroupId, PromptId, TrajectoryId
-from rollart.types.trajectory import TRAINABLE, Outcome, Prompt, Purpose
+from rollart.types.trajectory import FAILURES, TRAINABLE, Outcome, Prompt, Purpose
 from rollart.types.versions import Version
 
 V0, V1, V2 = Version(0, 0), Version(0, 1), Version(0, 2)
@@ -201,13 +201,13 @@ def test_only_running_members_have_a_first_token() -> None:
 def test_a_group_is_opened_once_and_closed_once() -> None:
     groups = book()
     assert G in groups
-    assert len(groups) == 1
+    assert len(groups.groups()) == 1
     with pytest.raises(InvariantBroken, match="group 1 was opened twice"):
         groups.open(G, ticket(), Purpose.TRAIN, size=1, extra=0)
     opened = groups[G]
     assert groups.close(G) is opened
     assert G not in groups
-    assert len(groups) == 0
+    assert len(groups.groups()) == 0
     assert groups.groups() == []
     with pytest.raises(KeyError):
         groups.close(G)
@@ -359,7 +359,6 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def counts_are_those_of_the_groups(self) -> None:
-        assert len(self.book) == len(self.book.groups())
         for task in ("maze", "math"):
             training = [g for g in self.book.groups() if g.task == task and g.purpose is Purpose.TRAIN]
             assert self.book.training(task) == len(training)

@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from rollart.policy.health import (
     Quarantine,
     Retry,
 )
+from rollart.policy.seeds import uniform
 from rollart.types.errors import RequestError
 
 SLOT = "environment/frozenlake/0#3"
@@ -28,6 +30,15 @@ SMALL = Limits(
     quarantine=Backoff(base_s=50.0, max_s=75.0),
     quarantines=2,
 )
+
+
+def book_of(limits: Limits, seed: int = 0) -> HealthBook:
+    return HealthBook(limits, seed)
+
+
+def without_jitter(limits: Limits) -> HealthBook:
+    backoff = msgspec.structs.replace(limits.backoff, jitter=0.0)
+    return book_of(msgspec.structs.replace(limits, backoff=backoff))
 
 
 # --- back-off -------------------------------------------------------------------------------------------------------
@@ -44,15 +55,15 @@ def test_the_usual_factor_is_two() -> None:
 
 def test_a_thousand_failures_do_not_overflow() -> None:
     assert Backoff(base_s=1.0, factor=10.0, max_s=60.0).delay(100_000) == 60.0
-    assert Backoff(base_s=1.0, factor=10.0, max_s=60.0, jitter=0.5).delay(100_000, uniform=0.5) == 45.0
+    assert Backoff(base_s=1.0, factor=10.0, max_s=60.0, jitter=0.5).delay(100_000, chance=0.5) == 45.0
 
 
 def test_jitter_takes_off_at_most_its_share() -> None:
     backoff = Backoff(base_s=8.0, max_s=60.0, jitter=0.25)
     assert backoff.delay(1) == 8.0
-    assert backoff.delay(1, uniform=0.5) == 7.0
-    assert backoff.delay(2, uniform=1.0) == 12.0
-    assert Backoff(base_s=8.0, max_s=60.0).delay(1, uniform=0.5) == 8.0, "none unless asked for"
+    assert backoff.delay(1, chance=0.5) == 7.0
+    assert backoff.delay(2, chance=1.0) == 12.0
+    assert Backoff(base_s=8.0, max_s=60.0).delay(1, chance=0.5) == 8.0, "none unless asked for"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +84,7 @@ def test_a_backoff_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> No
 
 def test_the_edges_of_a_backoff_are_allowed() -> None:
     assert Backoff(base_s=0.0, max_s=0.0, factor=1.0, jitter=0.0).delay(5) == 0.0
-    assert Backoff(base_s=1.0, max_s=1.0, factor=1.0, jitter=1.0).delay(5, uniform=1.0) == 0.0
+    assert Backoff(base_s=1.0, max_s=1.0, factor=1.0, jitter=1.0).delay(5, chance=1.0) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -90,7 +101,7 @@ def test_limits_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
 
 
 def test_the_edges_of_limits_are_allowed() -> None:
-    book = HealthBook(Limits(backoff=Backoff(base_s=1.0, max_s=1.0), failures=1, window_s=0.1, quarantines=0))
+    book = book_of(Limits(backoff=Backoff(base_s=1.0, max_s=1.0), failures=1, window_s=0.1, quarantines=0))
     assert book.failed(SLOT, 0.0, "no second chance") == GiveUp("no second chance")
 
 
@@ -109,62 +120,62 @@ def test_limits_and_verdicts_are_values(value: object) -> None:
     more=st.floats(0.0, 100.0),
     jitter=st.floats(0.0, 1.0),
     attempt=st.integers(1, 2000),
-    uniform=st.floats(0.0, 1.0, exclude_max=True),
+    chance=st.floats(0.0, 1.0, exclude_max=True),
 )
 def test_delays_never_shrink_and_never_pass_the_maximum(
-    base: float, factor: float, more: float, jitter: float, attempt: int, uniform: float
+    base: float, factor: float, more: float, jitter: float, attempt: int, chance: float
 ) -> None:
     backoff = Backoff(base_s=base, factor=factor, max_s=base + more, jitter=jitter)
     assert backoff.delay(attempt) <= backoff.delay(attempt + 1) <= backoff.max_s
-    assert (1.0 - jitter) * backoff.delay(attempt) <= backoff.delay(attempt, uniform) <= backoff.delay(attempt)
+    assert (1.0 - jitter) * backoff.delay(attempt) <= backoff.delay(attempt, chance) <= backoff.delay(attempt)
 
 
 # --- retry ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_part_nobody_heard_of_is_available() -> None:
-    book = HealthBook(SMALL)
-    assert book.available(SLOT, 0.0)
-    assert book.next_wake(0.0) is None
+def test_news_of_a_part_without_failures_leaves_nothing() -> None:
+    book = book_of(SMALL)
     book.succeeded(SLOT, 0.0)
-    book.started(SLOT)
     book.forget(SLOT)
-    assert book.available(SLOT, 0.0)
+    assert len(book._parts) == 0
 
 
 def test_failures_in_a_row_wait_longer_each_time() -> None:
-    book = HealthBook(SMALL)
+    book = book_of(SMALL)
     assert book.failed(SLOT, 10.0, "no image") == Retry(at=11.0, attempt=1)
     assert book.failed(SLOT, 11.0, "no image") == Retry(at=13.0, attempt=2)
 
 
-def test_a_part_is_available_again_exactly_when_its_back_off_ends() -> None:
-    book = HealthBook(SMALL)
-    book.failed(SLOT, 10.0, "no image")
-    assert not book.available(SLOT, 10.999)
-    assert book.available(SLOT, 11.0)
-    assert book.available("another", 10.0)
-
-
 def test_a_success_starts_the_back_off_over() -> None:
-    book = HealthBook(SMALL)
+    book = book_of(SMALL)
     book.failed(SLOT, 10.0, "no image")
     book.succeeded(SLOT, 11.0)
     assert book.failed(SLOT, 12.0, "no image") == Retry(at=13.0, attempt=1)
 
 
-def test_a_success_of_work_under_way_does_not_shorten_a_back_off() -> None:
-    book = HealthBook(SMALL)
-    book.failed(SLOT, 10.0, "no image")
-    book.succeeded(SLOT, 10.5)
-    assert not book.available(SLOT, 10.9)
-
-
 def test_jitter_reaches_the_verdict() -> None:
     half = Backoff(base_s=8.0, max_s=8.0, jitter=0.5)
-    book = HealthBook(Limits(backoff=half, failures=2, window_s=9.0, quarantine=half, quarantines=1))
-    assert book.failed(SLOT, 0.0, "", uniform=0.5) == Retry(at=6.0, attempt=1)
-    assert book.failed(SLOT, 6.0, "", uniform=0.25) == Quarantine(until=13.0, failures=2)
+    book = book_of(Limits(backoff=half, failures=2, window_s=9.0, quarantine=half, quarantines=1), seed=3)
+    retry = book.failed(SLOT, 0.0, "")
+    assert retry == Retry(at=8.0 - 4.0 * uniform(3, SLOT, 1), attempt=1)
+    assert book.failed(SLOT, 6.0, "") == Quarantine(until=14.0 - 4.0 * uniform(3, SLOT, 2), failures=2)
+
+
+def test_parts_attempts_and_runs_have_jitter_of_their_own() -> None:
+    """The same for the same run, in any process: the first value is pinned."""
+
+    def delays(seed: int) -> list[float]:
+        book = book_of(ENVIRONMENT, seed)
+        first = [book.failed(f"slot {index}", 0.0, "") for index in range(20)]
+        second = [book.failed(f"slot {index}", 10.0, "") for index in range(20)]
+        return [verdict.at for verdict in (*first, *second) if isinstance(verdict, Retry)]
+
+    here = delays(0)
+    assert here == delays(0)
+    assert here[0] == pytest.approx(0.69629, abs=1e-5)
+    assert len({*here, *delays(1)}) == 80
+    assert all(0.5 < at <= 1.0 for at in here[:20])
+    assert all(11.0 < at <= 12.0 for at in here[20:])
 
 
 # --- quarantine -----------------------------------------------------------------------------------------------------
@@ -180,14 +191,12 @@ def quarantined(book: HealthBook, start: float = 0.0) -> Quarantine:
 
 
 def test_enough_failures_within_the_window_quarantine_a_part() -> None:
-    book = HealthBook(SMALL)
+    book = book_of(SMALL)
     assert quarantined(book) == Quarantine(until=52.0, failures=3)
-    assert not book.available(SLOT, 51.9)
-    assert book.available(SLOT, 52.0)
 
 
 def test_successes_in_between_do_not_hide_a_flaky_part() -> None:
-    book = HealthBook(SMALL)
+    book = book_of(SMALL)
     for now in (0.0, 30.0):
         assert book.failed(SLOT, now, "no image") == Retry(at=now + 1.0, attempt=1)
         book.succeeded(SLOT, now + 5.0)
@@ -195,11 +204,11 @@ def test_successes_in_between_do_not_hide_a_flaky_part() -> None:
 
 
 def test_failures_at_the_edge_of_the_window() -> None:
-    book = HealthBook(SMALL)
+    book = book_of(SMALL)
     book.failed(SLOT, 0.0, "")
     book.failed(SLOT, 50.0, "")
     assert isinstance(book.failed(SLOT, 99.9, ""), Quarantine)
-    book = HealthBook(SMALL)
+    book = book_of(SMALL)
     book.failed(SLOT, 0.0, "")
     book.failed(SLOT, 50.0, "")
     assert book.failed(SLOT, 100.0, "") == Retry(at=104.0, attempt=3), "the first is no longer within the window"
@@ -207,32 +216,28 @@ def test_failures_at_the_edge_of_the_window() -> None:
 
 
 def test_late_failures_belong_to_the_quarantine_that_they_arrive_in() -> None:
-    book = HealthBook(SMALL)
+    book = book_of(SMALL)
     first = quarantined(book)
     for now in (2.0, 30.0, 51.9):
         assert book.failed(SLOT, now, "no image") == first
-    assert book.available(SLOT, 52.0)
     assert book.failed(SLOT, 52.0, "no image") == Quarantine(until=127.0, failures=1), "a probe that failed"
 
 
 def test_late_successes_do_not_end_a_quarantine() -> None:
-    book = HealthBook(SMALL)
+    book = book_of(SMALL)
     quarantined(book)
     book.succeeded(SLOT, 51.9)
-    assert not book.available(SLOT, 51.9)
     assert isinstance(book.failed(SLOT, 52.0, "no image"), Quarantine), "still on probation"
 
 
 def test_on_probation_one_failure_brings_the_next_and_longer_quarantine() -> None:
-    book = HealthBook(SMALL)
+    book = book_of(SMALL)
     quarantined(book)
     assert book.failed(SLOT, 60.0, "no image") == Quarantine(until=135.0, failures=1)
-    assert not book.available(SLOT, 134.9)
-    assert book.available(SLOT, 135.0)
 
 
 def test_a_probe_that_succeeds_ends_the_probation() -> None:
-    book = HealthBook(SMALL)
+    book = book_of(SMALL)
     quarantined(book)
     book.succeeded(SLOT, 52.0)
     assert book.failed(SLOT, 60.0, "no image") == Retry(at=61.0, attempt=1)
@@ -240,65 +245,36 @@ def test_a_probe_that_succeeds_ends_the_probation() -> None:
     assert book.failed(SLOT, 63.0, "no image") == Quarantine(until=138.0, failures=3), "the second is still longer"
 
 
-def test_there_is_one_probe_at_a_time() -> None:
-    book = HealthBook(SMALL)
-    quarantined(book)
-    assert book.available(SLOT, 52.0)
-    book.started(SLOT)
-    assert not book.available(SLOT, 52.0)
-    assert not book.available(SLOT, 1000.0)
-    book.succeeded(SLOT, 53.0)
-    assert book.available(SLOT, 53.0)
-    book.started(SLOT)
-    assert book.available(SLOT, 53.0), "a healthy part takes as much work as it likes"
-
-
-def test_a_probe_that_fails_is_over_too() -> None:
-    book = HealthBook(SMALL)
-    quarantined(book)
-    book.started(SLOT)
-    book.failed(SLOT, 60.0, "no image")
-    assert book.available(SLOT, 135.0)
-
-
-def test_work_started_while_backing_off_is_no_probe() -> None:
-    book = HealthBook(SMALL)
-    book.failed(SLOT, 0.0, "no image")
-    book.started(SLOT)
-    assert book.available(SLOT, 1.0)
-
-
 # --- giving up ------------------------------------------------------------------------------------------------------
 
 
 def test_after_its_last_quarantine_a_part_is_given_up_for_good() -> None:
-    book = HealthBook(SMALL)
+    book = book_of(SMALL)
     quarantined(book)
     book.failed(SLOT, 60.0, "no image")
     assert book.failed(SLOT, 140.0, "image gone") == GiveUp("image gone")
     book.succeeded(SLOT, 10_000.0)
-    assert not book.available(SLOT, 10_000.0)
     assert book.failed(SLOT, 10_001.0, "something else") == GiveUp("image gone")
     book.forget(SLOT)
-    assert book.available(SLOT, 10_002.0)
+    assert book.failed(SLOT, 10_002.0, "") == Retry(at=10_003.0, attempt=1)
 
 
 def test_a_success_after_a_whole_window_without_failure_wipes_the_slate() -> None:
-    book = HealthBook(SMALL)
+    book = book_of(SMALL)
     quarantined(book)
     book.succeeded(SLOT, 102.0)  # the last failure was at 2.0
     assert quarantined(book, 200.0) == Quarantine(until=252.0, failures=3), "as long as the first one"
 
 
 def test_a_success_before_that_leaves_the_past_standing() -> None:
-    book = HealthBook(SMALL)
+    book = book_of(SMALL)
     quarantined(book)
     book.succeeded(SLOT, 101.9)
     assert quarantined(book, 200.0) == Quarantine(until=277.0, failures=3)
 
 
 def test_the_window_counts_from_the_last_failure() -> None:
-    book = HealthBook(SMALL)
+    book = book_of(SMALL)
     book.failed(SLOT, 0.0, "")
     book.failed(SLOT, 90.0, "")
     book.succeeded(SLOT, 100.0)
@@ -308,7 +284,7 @@ def test_the_window_counts_from_the_last_failure() -> None:
 
 def test_so_many_failures_in_a_row_are_enough_however_long_they_take() -> None:
     limits = Limits(backoff=Backoff(base_s=1.0, max_s=1.0), failures=3, window_s=10.0, in_a_row=3)
-    book = HealthBook(limits)
+    book = book_of(limits)
     assert book.failed(SLOT, 0.0, "x") == Retry(1.0, 1)
     assert book.failed(SLOT, 1000.0, "x") == Retry(1001.0, 2)
     assert book.failed(SLOT, 2000.0, "the last one") == GiveUp("the last one")
@@ -316,7 +292,7 @@ def test_so_many_failures_in_a_row_are_enough_however_long_they_take() -> None:
 
 def test_a_success_between_them_ends_the_row() -> None:
     limits = Limits(backoff=Backoff(base_s=1.0, max_s=1.0), failures=3, window_s=10.0, in_a_row=3)
-    book = HealthBook(limits)
+    book = book_of(limits)
     for start in (0.0, 10_000.0, 20_000.0):
         assert isinstance(book.failed(SLOT, start, "x"), Retry)
         assert isinstance(book.failed(SLOT, start + 1000.0, "x"), Retry)
@@ -327,7 +303,7 @@ def test_a_success_between_them_ends_the_row() -> None:
 
 
 def test_an_environment_is_quarantined_again_and_again_but_never_removed() -> None:
-    book = HealthBook(ENVIRONMENT)
+    book = without_jitter(ENVIRONMENT)
     assert book.failed(SLOT, 0.0, "") == Retry(at=1.0, attempt=1)
     assert book.failed(SLOT, 1.0, "") == Retry(at=3.0, attempt=2)
     assert book.failed(SLOT, 3.0, "") == Quarantine(until=63.0, failures=3)
@@ -337,26 +313,22 @@ def test_an_environment_is_quarantined_again_and_again_but_never_removed() -> No
     assert book.failed(SLOT, 723.0, "no image") == Quarantine(until=1023.0, failures=1)
 
 
-def test_environments_that_failed_together_come_back_spread_out() -> None:
-    assert HealthBook(ENVIRONMENT).failed(SLOT, 0.0, "", uniform=0.5) == Retry(at=0.75, attempt=1)
-
-
 def test_an_engine_is_restarted_in_place_and_removed_when_the_failure_repeats() -> None:
-    book = HealthBook(ENGINE)
+    book = book_of(ENGINE)
     assert book.failed("engine/H20/0", 0.0, "killed") == Retry(at=1.0, attempt=1)
     book.succeeded("engine/H20/0", 5.0)
     assert book.failed("engine/H20/0", 599.9, "killed again") == GiveUp("killed again")
 
 
 def test_an_engine_that_fails_once_in_a_while_is_restarted_each_time() -> None:
-    book = HealthBook(ENGINE)
+    book = book_of(ENGINE)
     for hour in range(5):
         assert book.failed("engine/H20/0", hour * 3600.0, "killed") == Retry(at=hour * 3600.0 + 1.0, attempt=1)
         book.succeeded("engine/H20/0", hour * 3600.0 + 5.0)
 
 
 def test_a_worker_is_given_up_at_six_deaths_in_ten_minutes() -> None:
-    flaky = HealthBook(WORKER)
+    flaky = book_of(WORKER)
     for now in (0.0, 100.0, 200.0, 300.0, 400.0):
         assert flaky.failed("worker", now, "x") == Retry(now + 1.0, 1)
         flaky.succeeded("worker", now + 50.0)
@@ -364,14 +336,14 @@ def test_a_worker_is_given_up_at_six_deaths_in_ten_minutes() -> None:
 
 
 def test_a_worker_that_dies_less_often_is_restarted_each_time() -> None:
-    book = HealthBook(WORKER)
+    book = book_of(WORKER)
     for number in range(50):
         assert isinstance(book.failed("worker", 120.0 * number, "x"), Retry), "the sixth comes after ten minutes"
         book.succeeded("worker", 120.0 * number + 50.0)
 
 
 def test_a_worker_that_gets_nothing_done_is_given_up_at_its_sixth_death() -> None:
-    book = HealthBook(WORKER)
+    book = book_of(WORKER)
     verdicts = [book.failed("worker", 1000.0 * number, "x") for number in range(6)]
     assert [verdict.at - 1000.0 * n for n, verdict in enumerate(verdicts) if isinstance(verdict, Retry)] == [
         1.0,
@@ -384,11 +356,10 @@ def test_a_worker_that_gets_nothing_done_is_given_up_at_its_sixth_death() -> Non
 
 
 def test_a_reward_is_asked_five_times_however_long_that_takes() -> None:
-    book = HealthBook(REWARD)
+    book = without_jitter(REWARD)
     at = [book.failed("traj-7/reward", now, "503") for now in (0.0, 1e3, 2e3, 3e3)]
     assert at == [Retry(0.5, 1), Retry(1001.0, 2), Retry(2002.0, 3), Retry(3004.0, 4)]
     assert book.failed("traj-7/reward", 1e9, "503") == GiveUp("503")
-    assert book.available("traj-8/reward", 1e9)
 
 
 def test_no_back_off_grows_beyond_what_a_run_can_wait_for() -> None:
@@ -397,78 +368,37 @@ def test_no_back_off_grows_beyond_what_a_run_can_wait_for() -> None:
 
 
 def test_the_windows_of_environments_and_engines_end_on_time() -> None:
-    book = HealthBook(ENVIRONMENT)
+    book = without_jitter(ENVIRONMENT)
     for now in (0.0, 150.0, 300.0):
         assert isinstance(book.failed(SLOT, now, ""), Retry)
-    book = HealthBook(ENGINE)
+    book = book_of(ENGINE)
     for now in (0.0, 600.0, 1200.0):
         assert isinstance(book.failed("engine/H20/0", now, ""), Retry)
+        book.succeeded("engine/H20/0", now + 1.0)
 
 
-# --- waking ---------------------------------------------------------------------------------------------------------
+def test_an_engine_that_fails_before_it_served_again_is_given_up_however_late() -> None:
+    book = HealthBook(ENGINE, seed=0)
+    assert isinstance(book.failed("engine/H20/0", 0.0, "it did not come up"), Retry)
+    assert book.failed("engine/H20/0", 1801.0, "it did not come up") == GiveUp("it did not come up")
 
 
-def test_next_wake_is_the_next_time_at_which_a_part_becomes_available() -> None:
-    book = HealthBook(SMALL)
-    book.failed("b", 0.0, "")
-    book.failed("a", 0.5, "")
-    assert book.next_wake(0.5) == 1.0
-    assert book.next_wake(1.0) == 1.5, "b is available now"
-    assert book.next_wake(1.5) is None
-
-
-def test_overtaken_wakes_are_dropped() -> None:
-    book = HealthBook(SMALL)
-    quarantined(book)
-    assert book.next_wake(2.0) == 52.0, "not 1.0 or 3.0"
-    book.forget(SLOT)
-    assert book.next_wake(2.0) is None
-
-
-def test_a_part_that_was_given_up_wakes_nobody() -> None:
-    book = HealthBook(ENGINE)
-    book.failed("e", 0.0, "")
-    book.failed("e", 0.5, "")
-    assert book.next_wake(0.5) is None
+# --- any history ------------------------------------------------------------------------------------------------------
 
 
 def test_a_million_reward_keys_leave_nothing_behind() -> None:
-    book = HealthBook(REWARD)
+    book = without_jitter(REWARD)
     for index in range(5_000):
         book.failed(f"key {index}", float(index), "503")
         book.succeeded(f"key {index}", index + 1.0)
         book.forget(f"key {index}")
     assert len(book._parts) == 0
-    assert len(book._wakes) <= 100
-    assert book.next_wake(1e9) is None
-
-
-def test_cleaning_up_loses_no_wake_and_keeps_their_order() -> None:
-    book = HealthBook(REWARD)
-    for name, now in (("third", 10_003.0), ("first", 10_001.0), ("second", 10_002.0)):
-        book.failed(name, now, "503")
-    index = 0
-    while index < 3 or len(book._wakes) > 4:  # until a clean-up
-        book.failed(f"key {index}", float(index), "503")
-        book.forget(f"key {index}")
-        index += 1
-    assert [book.next_wake(now) for now in (9_000.0, 10_001.5, 10_002.5)] == [10_001.5, 10_002.5, 10_003.5]
-
-
-def test_a_clean_up_happens_only_when_it_pays() -> None:
-    book = HealthBook(REWARD)
-    for index in range(66):
-        book.failed(f"key {index}", float(index), "503")
-        book.forget(f"key {index}")
-    assert len(book._wakes) == 66, "one part is known while its failure is written down: 66 is the limit"
-    book.failed("one more", 66.0, "503")
-    assert len(book._wakes) == 1
 
 
 news = st.lists(
     st.tuples(
         st.sampled_from(["a", "b"]),
-        st.sampled_from(["failed", "failed", "succeeded", "started"]),
+        st.sampled_from(["failed", "failed", "succeeded"]),
         st.sampled_from([0.0, 0.5, 1.0, 7.0, 50.0, 100.0]),
     ),
     min_size=20,
@@ -478,7 +408,7 @@ news = st.lists(
 
 @given(news)
 def test_verdicts_are_kept_in_any_history(history: list[tuple[str, str, float]]) -> None:
-    book, now = HealthBook(SMALL), 0.0
+    book, now = book_of(SMALL), 0.0
     until: dict[str, float] = {}
     quarantines = {"a": 0, "b": 0}
     gone: set[str] = set()
@@ -486,10 +416,9 @@ def test_verdicts_are_kept_in_any_history(history: list[tuple[str, str, float]])
         now += later
         if what == "succeeded":
             book.succeeded(part, now)
-        elif what == "started" and book.available(part, now):
-            book.started(part)
-        elif what == "failed":
+        else:
             verdict = book.failed(part, now, "why")
+            assert part not in gone or isinstance(verdict, GiveUp)
             if isinstance(verdict, GiveUp):
                 gone.add(part)
             elif isinstance(verdict, Retry):
@@ -499,14 +428,6 @@ def test_verdicts_are_kept_in_any_history(history: list[tuple[str, str, float]])
                 assert now < verdict.until <= now + 75.0
                 quarantines[part] += verdict.until != until.get(part)
                 until[part] = verdict.until
-        for each in ("a", "b"):
-            if each in gone:
-                assert not book.available(each, now + 1e9)
-            elif now < until.get(each, 0.0):
-                assert not book.available(each, now)
-        wake = book.next_wake(now)
-        waiting = [at for each, at in until.items() if each not in gone and at > now]
-        assert wake == min(waiting, default=None)
     # Twice in quarantine, then out, unless a whole quiet window lay between.
     for part in gone:
         assert quarantines[part] >= 2

@@ -37,8 +37,8 @@ def place(router: Router, trajectory: int = 1, at_least: Version | None = None, 
     return router.place(TrajectoryId(trajectory), task, at_least, 0.0)
 
 
-def on(engine: str, hardware: str, reason: str = "", moved: bool = False) -> Placement:
-    return Placement(WorkerId(engine), WorkerId(engine), hardware, reason, moved)
+def on(engine: str, hardware: str, reason: str = "") -> Placement:
+    return Placement(WorkerId(engine), WorkerId(engine), hardware, reason)
 
 
 # --- inside a class -------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def test_an_ended_trajectory_is_forgotten() -> None:
     place(router)
     load(router, "a", 1)
     router.trajectory_ended(TrajectoryId(1))
-    assert place(router) == on("b", "H800", moved=False)
+    assert place(router) == on("b", "H800")
     router.trajectory_ended(TrajectoryId(99))  # one that was never placed
 
 
@@ -119,8 +119,8 @@ def test_when_its_engine_leaves_a_trajectory_moves_inside_its_class() -> None:
     router = cluster(a=("H800", 8, 0), b=("H800", 8, 5))
     place(router)
     router.engine_left(WorkerId("a"))
-    assert place(router, at_least=V0) == on("b", "H800", moved=True)
-    assert place(router, at_least=V0) == on("b", "H800", moved=False)
+    assert place(router, at_least=V0) == on("b", "H800")
+    assert place(router, at_least=V0) == on("b", "H800")
 
 
 def test_a_trajectory_does_not_wait_for_an_engine_that_left_under_its_request() -> None:
@@ -129,7 +129,7 @@ def test_a_trajectory_does_not_wait_for_an_engine_that_left_under_its_request() 
     router.request_started(WorkerId("a"))
     router.engine_left(WorkerId("a"))
     assert router.in_flight(WorkerId("a")) == 1, "still to be ended by whoever started it"
-    assert place(router, at_least=V0) == on("b", "H800", moved=True)
+    assert place(router, at_least=V0) == on("b", "H800")
 
 
 def test_an_engine_out_of_service_for_a_while_keeps_its_trajectories_if_nobody_asked() -> None:
@@ -140,17 +140,17 @@ def test_an_engine_out_of_service_for_a_while_keeps_its_trajectories_if_nobody_a
     router.engine_joined(WorkerId("a"), "H800", 8)
     assert place(router, 2) == on("b", "H800")
     router.engine_serves(WorkerId("a"), V1)
-    assert place(router, 1, V0) == on("a", "H800", moved=False)
+    assert place(router, 1, V0) == on("a", "H800")
 
 
-def test_a_trajectory_that_found_no_engine_still_counts_as_moved_later() -> None:
+def test_a_trajectory_that_found_no_engine_goes_to_the_next_one() -> None:
     router = cluster(a=("H800", 8, 0))
     place(router)
     router.engine_left(WorkerId("a"))
     assert place(router, at_least=V0) is None
     router.engine_joined(WorkerId("b"), "H800", 8)
     router.engine_serves(WorkerId("b"), V0)
-    assert place(router, at_least=V0) == on("b", "H800", moved=True)
+    assert place(router, at_least=V0) == on("b", "H800")
 
 
 # --- versions -------------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def test_a_trajectory_never_moves_to_an_engine_older_than_its_last_token() -> No
     router.engine_serves(WorkerId("a"), V1)
     router.engine_serves(WorkerId("c"), V1)
     router.engine_left(WorkerId("a"))
-    assert place(router, at_least=V1) == on("c", "H800", moved=True)
+    assert place(router, at_least=V1) == on("c", "H800")
 
 
 def test_an_equal_version_will_do_and_a_newer_one_too() -> None:
@@ -180,7 +180,7 @@ def test_a_trajectory_leaves_its_engine_if_that_came_back_older() -> None:
     router.engine_left(WorkerId("a"))
     router.engine_joined(WorkerId("a"), "H800", 8)
     router.engine_serves(WorkerId("a"), V0)
-    assert place(router, at_least=V1) == on("b", "H800", moved=True)
+    assert place(router, at_least=V1) == on("b", "H800")
 
 
 def test_an_older_version_is_a_late_duplicate_and_void() -> None:
@@ -197,7 +197,7 @@ def test_a_preferred_class_that_is_behind_is_left_for_one_that_is_not() -> None:
     assert place(router, at_least=V1) == on("b", "H20", "H800 too old")
     assert place(router, at_least=V1) == on("b", "H20", "H800 too old")
     router.engine_serves(WorkerId("a"), V1)
-    assert place(router, at_least=V1) == on("a", "H800", "H800 available again", moved=True)
+    assert place(router, at_least=V1) == on("a", "H800", "H800 available again")
 
 
 # --- falling back ---------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def test_falls_back_when_the_preferred_class_died_under_it() -> None:
     router = cluster(a=("H800", 8, 0), b=("H20", 8, 0))
     place(router)
     router.engine_left(WorkerId("a"))
-    assert place(router, at_least=V0) == on("b", "H20", "H800 missing", moved=True)
+    assert place(router, at_least=V0) == on("b", "H20", "H800 missing")
 
 
 def test_an_engine_without_weights_does_not_keep_its_class_from_missing() -> None:
@@ -268,7 +268,7 @@ def test_goes_back_just_below_the_low_watermark_and_not_at_it() -> None:
     load(router, "a", 8)
     assert place(router, at_least=V0) == on("b", "H20", "H800 overloaded")
     load(router, "a", 7)
-    assert place(router, at_least=V0) == on("a", "H800", "H800 available again", moved=True)
+    assert place(router, at_least=V0) == on("a", "H800", "H800 available again")
     load(router, "a", 50)
     assert place(router, at_least=V0) == on("a", "H800"), "back home it is sticky like any other"
 
@@ -279,7 +279,7 @@ def test_goes_back_when_the_missing_class_comes_back() -> None:
     router.engine_joined(WorkerId("a"), "H800", 8)
     assert place(router, at_least=V0) == on("b", "H20", "H800 missing"), "it serves nothing yet"
     router.engine_serves(WorkerId("a"), V0)
-    assert place(router, at_least=V0) == on("a", "H800", "H800 available again", moved=True)
+    assert place(router, at_least=V0) == on("a", "H800", "H800 available again")
 
 
 def test_does_not_go_back_to_an_engine_older_than_its_last_token() -> None:
@@ -291,7 +291,7 @@ def test_does_not_go_back_to_an_engine_older_than_its_last_token() -> None:
         router.engine_serves(WorkerId(newer), V1)
     assert place(router, at_least=V1) == on("b", "H20", "H800 overloaded"), "a has room but is too old, c has none"
     load(router, "c", 7)
-    assert place(router, at_least=V1) == on("c", "H800", "H800 available again", moved=True)
+    assert place(router, at_least=V1) == on("c", "H800", "H800 available again")
 
 
 def test_goes_back_to_the_least_loaded_engine_only() -> None:
@@ -299,7 +299,7 @@ def test_goes_back_to_the_least_loaded_engine_only() -> None:
     place(router)
     load(router, "c", 5)
     load(router, "a", 6)
-    assert place(router, at_least=V0) == on("c", "H800", "H800 available again", moved=True)
+    assert place(router, at_least=V0) == on("c", "H800", "H800 available again")
 
 
 def test_watermarks_can_be_set() -> None:
@@ -312,7 +312,7 @@ def test_watermarks_can_be_set() -> None:
     load(router, "a", 2)
     assert place(router, at_least=V0) == on("b", "H20", "H800 overloaded")
     load(router, "a", 1)
-    assert place(router, at_least=V0) == on("a", "H800", "H800 available again", moved=True)
+    assert place(router, at_least=V0) == on("a", "H800", "H800 available again")
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-1.0, 1.0), (1.5, 1.0), (float("nan"), 1.0)])
@@ -536,7 +536,6 @@ class Model:
         worker, before = placed.decode, self.home.get(trajectory)
         assert worker in able, "it left, serves nothing, is older than the last token or not compatible"
         assert placed.hardware == HARDWARE[worker]
-        assert placed.moved == (before is not None and before != worker)
         at_home = self.able(preferred, at_least)
         if before in able:
             went_back = preferred is not None and HARDWARE[before] != preferred == placed.hardware

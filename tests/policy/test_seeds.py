@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollart.policy.seeds import member_key, turn_seed
+from rollart.policy.seeds import member_key, turn_seed, uniform
 
 number = st.integers(0, 2**63 - 1)
 
@@ -55,3 +55,16 @@ def test_the_bits_of_a_seed_are_even() -> None:
     for bit in range(63):
         ones = sum(seed >> bit & 1 for seed in seeds)
         assert 850 < ones < 1150, f"bit {bit}"
+
+
+@given(number, st.text(), number)
+def test_a_draw_is_in_its_interval_and_the_same_every_time(run: int, part: str, count: int) -> None:
+    assert 0.0 <= uniform(run, part, count) < 1.0
+    assert uniform(run, part, count) == uniform(run, part, count)
+
+
+def test_draws_are_spread_evenly() -> None:
+    draws = [uniform(5, f"slot {part}", count) for part in range(100) for count in range(20)]
+    assert len(set(draws)) == 2000
+    for tenth in range(10):
+        assert 150 < sum(tenth <= 10 * draw < tenth + 1 for draw in draws) < 250

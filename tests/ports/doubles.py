@@ -14,7 +14,7 @@ from rollart.ports.sink import EventSink
 from rollart.ports.worker import Advance, Worker
 from rollart.sim.runtime import VirtualRuntime
 from rollart.tasks.prompts import SeedPrompts
-from rollart.types.errors import RequestError
+from rollart.types.errors import RequestError, RuntimeLost
 from rollart.types.ids import ClaimId, RequestId, WorkerId
 from rollart.types.journal import JournalEvent
 from rollart.types.messages import (
@@ -306,6 +306,20 @@ class CountsAgain(Bent):
         return [event]
 
 
+class OneByOne(Bent):
+    """Breaks nothing: it gives one event per slice, so that answers are known to it long before they are told."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker)
+        self._held: list[WorkerEvent] = []
+
+    def advance(self, now: float) -> Advance:
+        advance = super().advance(now)
+        self._held += advance.events
+        events, self._held = self._held[:1], self._held[1:]
+        return Advance(events, now if self._held else advance.wake_at)
+
+
 # --- trainers -------------------------------------------------------------------------------------------------------
 
 
@@ -421,6 +435,22 @@ class GoesBack(MemoryStore):
         super().publish(manifest, buckets)
 
 
+class EvictsTheOldest(MemoryStore):
+    """Has room for three versions, and evicts the oldest whatever depends on it."""
+
+    def publish(self, manifest: Manifest, buckets: Sequence[bytes | memoryview]) -> None:
+        super().publish(manifest, buckets)
+        for version in sorted(self._versions)[:-3]:
+            del self._versions[version]
+
+
+class DropsWhatIsNeeded(MemoryStore):
+    """Drops whatever it is asked to."""
+
+    def drop(self, version: Version) -> None:
+        self._versions.pop(version, None)
+
+
 class KeepsTheBuffers(MemoryStore):
     """Holds the publisher's buffers instead of a copy."""
 
@@ -492,6 +522,9 @@ class Filter:
     def died(self, worker: WorkerId, reason: str) -> None:
         self.listener.died(worker, reason)
 
+    def failed(self, error: RuntimeLost) -> None:
+        self.listener.failed(error)
+
 
 class KeepsDeathsQuiet(VirtualRuntime):
     """A dead worker is not told of."""
@@ -522,11 +555,20 @@ class NeverStops(VirtualRuntime):
         pass
 
 
+class IgnoresInterpreter(VirtualRuntime):
+    """Takes an interpreter that it has no use for."""
+
+    def spawn(self, *worker: Any, python: str = "") -> None:  # noqa: ARG002 - that is the fault
+        super().spawn(*worker)
+
+
 class AnswersInside(VirtualRuntime):
     """Builds the worker inside `spawn`, and tells of it there."""
 
-    def spawn(self, worker: WorkerId, role: Role, factory: str, settings: Mapping[str, Any]) -> None:
-        super().spawn(worker, role, factory, settings)
+    def spawn(
+        self, worker: WorkerId, role: Role, factory: str, settings: Mapping[str, Any], *, python: str = ""
+    ) -> None:
+        super().spawn(worker, role, factory, settings, python=python)
         self._build(self._hosted[worker], factory, settings)
 
 

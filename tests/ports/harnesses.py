@@ -18,7 +18,10 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 import pytest
+from other_python import other_python
+from worker_settings import worker_settings
 
+from rollart.app.progress import ProgressLogger
 from rollart.backends.engines.reference import ReferenceEngine
 from rollart.backends.engines.torch_engine import TorchEngine
 from rollart.backends.environments.host import EnvironmentHost
@@ -32,18 +35,17 @@ from rollart.backends.trainers.checkpoint import write_file
 from rollart.backends.trainers.reference import ReferenceTrainer
 from rollart.backends.trainers.torch_trainer import TorchTrainer
 from rollart.backends.trainers.worker import TrainerWorker
-from rollart.cli.progress import Narrator
+from rollart.conformance.case import Case, NotApplicable
+from rollart.conformance.engine import EngineHarness
+from rollart.conformance.environment import EnvironmentHarness
+from rollart.conformance.prompts import PromptSourceHarness
+from rollart.conformance.reward import RewardHarness
+from rollart.conformance.runtime import RuntimeHarness
+from rollart.conformance.sink import EventSinkHarness
+from rollart.conformance.trainer import TrainerHarness
+from rollart.conformance.weights import WeightStoreHarness
 from rollart.distributed.inline import InlineRuntime
 from rollart.observe.journal import MemoryJournal, SqliteJournal, read_journal
-from rollart.ports.conformance.case import Case, NotApplicable
-from rollart.ports.conformance.engine import EngineHarness
-from rollart.ports.conformance.environment import EnvironmentHarness
-from rollart.ports.conformance.prompts import PromptSourceHarness
-from rollart.ports.conformance.reward import RewardHarness
-from rollart.ports.conformance.runtime import RuntimeHarness
-from rollart.ports.conformance.sink import EventSinkHarness
-from rollart.ports.conformance.trainer import TrainerHarness
-from rollart.ports.conformance.weights import WeightStoreHarness
 from rollart.ports.environment import TextStep
 from rollart.ports.worker import Advance
 from rollart.sim.checkpoints import SimCheckpoints
@@ -62,7 +64,7 @@ from rollart.sim.workload import TaskProfile
 from rollart.tasks.prompt_files import FolderPrompts, JsonLinesPrompts
 from rollart.tasks.prompts import SeedPrompts
 from rollart.types.ids import GroupId, PromptId, TrajectoryId
-from rollart.types.messages import Save, Score, WorkerCommand
+from rollart.types.messages import Save, ScoreRequest, WorkerCommand
 from rollart.types.tokens import LOGPROB, TOKEN, Generated, Segment, TokenSequence, VersionRun
 from rollart.types.trajectory import Prompt, TrainSample, Turn
 from rollart.types.versions import Version
@@ -161,7 +163,7 @@ def reference_engine() -> EngineHarness:
         "progress_interval_s": 0.05,
     }
     return EngineHarness(
-        build=lambda wake: ReferenceEngine(settings, wake),
+        build=lambda wake: ReferenceEngine(worker_settings(ReferenceEngine, settings), wake),
         publish=lambda version: publish_real(store, version),
         tokens=lambda count: Segment.of([(7 * index + 3) % VOCABULARY for index in range(count)]),
         virtual=False,
@@ -185,7 +187,7 @@ def torch_engine(kv_on_update: str) -> EngineHarness:
         "progress_interval_s": 0.05,
     }
     return EngineHarness(
-        build=lambda wake: TorchEngine(settings, wake),
+        build=lambda wake: TorchEngine(worker_settings(TorchEngine, settings), wake),
         publish=lambda version: publish_real(store, version),
         tokens=lambda count: Segment.of([(7 * index + 3) % VOCABULARY for index in range(count)]),
         virtual=False,
@@ -268,37 +270,43 @@ STORES: dict[str, Callable[[Path], WeightStoreHarness]] = {
 
 
 class Count:
-    """How often environments were reset or stepped, from whatever thread."""
+    """A counter that threads share.
+
+    Each harness has its own, known by its number: what a worker of an earlier test still does is not counted.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.value = 0
+        self.number = len(COUNTS)
+        COUNTS.append(self)
 
     def add(self) -> None:
         with self._lock:
             self.value += 1
 
 
-EXECUTED = Count()
+COUNTS: list[Count] = []
 
 
 class Counter:
     """Counts to four, from where the prompt says; fails where it is told to."""
 
-    def __init__(self, fail: str = "") -> None:
+    def __init__(self, count: int, fail: str = "") -> None:
+        self._count = COUNTS[count]
         self._fail = fail
         self._number = 0
         self._left = 4
 
     def reset(self, prompt: Prompt) -> TextStep:
-        EXECUTED.add()
+        self._count.add()
         if self._fail == "reset":
             raise RuntimeError("no container left")
         self._number = prompt.seed
         return TextStep(f"count from {self._number}")
 
     def step(self, action: str) -> TextStep:
-        EXECUTED.add()
+        self._count.add()
         if self._fail == "step":
             raise RuntimeError("the container is gone")
         self._number += len(action)
@@ -309,24 +317,26 @@ class Counter:
         pass
 
 
-def counting(**settings: Any) -> Mapping[str, Any]:
-    return {
+def counting(executed: Count, **settings: Any) -> Mapping[str, Any]:
+    flat = {
         "task": TASK,
         "environment": f"{Counter.__module__}:Counter",
         "slots": 3,
-        "environment_settings": settings,
+        "environment_settings": {"count": executed.number, **settings},
     }
+    return worker_settings(EnvironmentHost, flat)
 
 
 def hosted_environments() -> EnvironmentHarness:
+    executed = Count()
     return EnvironmentHarness(
-        build=lambda wake: EnvironmentHost(counting(), wake),
+        build=lambda wake: EnvironmentHost(counting(executed), wake),
         prompt=prompt,
         action=lambda turn: Segment.of([65 + turn]),
         virtual=False,
-        failing_reset=lambda wake: EnvironmentHost(counting(fail="reset"), wake),
-        failing_step=lambda wake: EnvironmentHost(counting(fail="step"), wake),
-        executed=lambda: EXECUTED.value,
+        failing_reset=lambda wake: EnvironmentHost(counting(executed, fail="reset"), wake),
+        failing_step=lambda wake: EnvironmentHost(counting(executed, fail="step"), wake),
+        executed=lambda: executed.value,
     )
 
 
@@ -355,20 +365,18 @@ ENVIRONMENTS: dict[str, Callable[[], EnvironmentHarness]] = {
 
 # --- rewards --------------------------------------------------------------------------------------------------------
 
-CALLS = Count()
 
-
-def judge(question: Score) -> Any:
-    """The sum of the turns' rewards, unless the artifact wants something else."""
-    CALLS.add()
+def judge(question: ScoreRequest) -> Any:
+    """The sum of the turns' rewards, unless the artifact wants something else. The prompt's id names the counter."""
+    COUNTS[int(question.prompt.id)].add()
     if question.artifact == b"raise":
         raise RuntimeError("429 too many requests")
     wrong: dict[bytes, Any] = {b"nan": math.nan, b"inf": math.inf, b"string": "1.0", b"none": None}
     return wrong.get(question.artifact, sum(question.turn_rewards))
 
 
-def question(index: int, artifact: bytes = b"") -> Score:
-    return Score(
+def question(index: int, artifact: bytes = b"") -> ScoreRequest:
+    return ScoreRequest(
         key=f"{index}/{artifact.decode()}",
         trajectory=TrajectoryId(index),
         task=TASK,
@@ -381,14 +389,21 @@ def question(index: int, artifact: bytes = b"") -> Score:
 
 def hosted_reward() -> RewardHarness:
     settings = {"function": f"{judge.__module__}:judge", "slots": 2}
-    before = CALLS.value
+    calls = Count()
+
+    def counted(index: int, artifact: bytes = b"") -> ScoreRequest:
+        asked = question(index, artifact)
+        return msgspec.structs.replace(
+            asked, prompt=msgspec.structs.replace(asked.prompt, id=PromptId(str(calls.number)))
+        )
+
     return RewardHarness(
         build=lambda wake: RewardHost(settings, wake),
-        question=question,
+        question=counted,
         virtual=False,
-        failing=question(0, b"raise"),
-        not_finite=tuple(question(0, artifact) for artifact in (b"nan", b"inf", b"string", b"none")),
-        calls=lambda: CALLS.value - before,
+        failing=counted(0, b"raise"),
+        not_finite=tuple(counted(0, artifact) for artifact in (b"nan", b"inf", b"string", b"none")),
+        calls=lambda: calls.value,
     )
 
 
@@ -498,12 +513,12 @@ def real_trainer(
         **options,
     }
     return TrainerHarness(
-        build=lambda wake: cut(kind(settings, wake), knife),
+        build=lambda wake: cut(kind(worker_settings(kind, settings), wake), knife),
         store=store,
         batch=lambda number: batch(number, real=True),
         virtual=False,
         bad_batch=bad_batch,
-        cut_save=knife.draw,
+        interrupt_save=knife.draw,
     )
 
 
@@ -554,7 +569,7 @@ def simulated_trainer(scratch: Path) -> TrainerHarness:  # noqa: ARG001 - it wri
         store=store,
         batch=lambda number: batch(number, real=False),
         virtual=True,
-        cut_save=knife.draw,
+        interrupt_save=knife.draw,
     )
 
 
@@ -655,7 +670,12 @@ def ray_runtime(scratch: Path) -> RuntimeHarness:
     from rollart.distributed.ray_runtime import RayRuntime  # late: where Ray is missing, the rest is still tested
 
     return RuntimeHarness(
-        build=lambda: RayRuntime(scratch / "logs"), run=asyncio.run, scratch=scratch, within_s=60.0, quiet_s=0.3
+        build=lambda: RayRuntime(scratch / "logs"),
+        run=asyncio.run,
+        scratch=scratch,
+        within_s=60.0,
+        quiet_s=0.3,
+        python=other_python(scratch / "other-python"),
     )
 
 
@@ -710,7 +730,7 @@ def sqlite_journal(scratch: Path) -> EventSinkHarness:
 def narrated_journal(scratch: Path) -> EventSinkHarness:
     """A sink that tells a person what happens passes everything on."""
     harness = sqlite_journal(scratch)
-    return dataclasses.replace(harness, build=lambda: Narrator(harness.build(), lambda _line: None, steps=10))
+    return dataclasses.replace(harness, build=lambda: ProgressLogger(harness.build(), lambda _line: None, steps=10))
 
 
 SINKS: dict[str, Callable[[Path], EventSinkHarness]] = {

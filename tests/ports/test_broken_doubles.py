@@ -25,12 +25,12 @@ from harnesses import (
     virtual_runtime,
 )
 
-from rollart.ports.conformance import engine, environment, prompts, reward, runtime, sink, trainer, weights
-from rollart.ports.conformance.case import Case, ConformanceError, NotApplicable
-from rollart.ports.conformance.prompts import PromptSourceHarness
-from rollart.ports.conformance.runtime import RuntimeHarness
-from rollart.ports.conformance.sink import EventSinkHarness
-from rollart.ports.conformance.weights import WeightStoreHarness
+from rollart.conformance import engine, environment, prompts, reward, runtime, sink, trainer, weights
+from rollart.conformance.case import Case, ConformanceError, NotApplicable
+from rollart.conformance.prompts import PromptSourceHarness
+from rollart.conformance.runtime import RuntimeHarness
+from rollart.conformance.sink import EventSinkHarness
+from rollart.conformance.weights import WeightStoreHarness
 from rollart.sim.loop import run_virtual
 
 
@@ -125,7 +125,7 @@ BROKEN = [
         doubles.IgnoresSuspend,
         ENGINE,
         simulated,
-        "suspend_stops_and_resume_goes_on",
+        "suspend_pauses_and_resume_continues",
         "no step is taken while suspended",
     ),
     Broken(
@@ -133,7 +133,7 @@ BROKEN = [
         ENGINE,
         simulated,
         "a_later_turn_hits_the_prefix",
-        "the engine holds all that the turn needs",
+        "the engine holds everything the turn needs",
     ),
     Broken(doubles.IgnoresTheWhole, ENGINE, simulated, "an_unknown_session_misses", "did not come within"),
     Broken(
@@ -161,30 +161,30 @@ BROKEN = [
         doubles.FailsWithReward,
         environment.CASES,
         worker(simulated_environments),
-        "a_failing_step_is_said_so",
+        "a_failing_step_is_reported",
         "a failure is never an observation",
     ),
     Broken(
         doubles.ActsTwice,
         environment.CASES,
         worker(hosted_environments),
-        "a_doubled_command_is_executed_once",
+        "a_duplicate_command_is_executed_once",
         "a turn has one answer",
     ),
-    Broken(doubles.ZeroForFailure, reward.CASES, worker(hosted_reward), "a_failure_is_said_so", "never a value"),
+    Broken(doubles.ZeroForFailure, reward.CASES, worker(hosted_reward), "a_failure_is_reported", "never a value"),
     Broken(doubles.PassesNan, reward.CASES, worker(hosted_reward), "not_finite_is_refused", "never a value"),
     Broken(
         doubles.CountsAgain,
         reward.CASES,
         worker(hosted_reward),
-        "a_doubled_question_counts_once",
+        "a_duplicate_question_counts_once",
         "one key has one answer",
     ),
     Broken(
         doubles.TrainsTwice,
         trainer.CASES,
         scratched(reference_trainer),
-        "a_doubled_train_is_trained_once",
+        "a_duplicate_train_is_trained_once",
         "not those of one step",
     ),
     Broken(
@@ -199,7 +199,7 @@ BROKEN = [
         trainer.CASES,
         scratched(reference_trainer),
         "a_trained_version_is_published",
-        "the one that was told",
+        "the manifest in the store is the published one",
     ),
     Broken(
         doubles.SavesNothing,
@@ -219,7 +219,7 @@ BROKEN = [
         doubles.LosesItsMoments,
         trainer.CASES,
         scratched(reference_trainer),
-        "training_goes_on_as_if_it_had_not_stopped",
+        "training_resumes_exactly",
         "the weights differ",
     ),
     Broken(
@@ -233,13 +233,18 @@ BROKEN = [
         "a wrong digest is refused",
     ),
     Broken(doubles.GoesBack, weights.CASES, store, "versions_only_grow", "is not newer than"),
+    Broken(doubles.EvictsTheOldest, weights.CASES, store, "an_adapter_is_held_with_what_it_is_on", "can be read"),
+    Broken(doubles.DropsWhatIsNeeded, weights.CASES, store, "what_is_needed_is_not_dropped", "is needed by"),
     Broken(doubles.KeepsTheBuffers, weights.CASES, store, "published_bytes_are_the_stores_own", "can be read"),
-    Broken(doubles.SkipsOne, prompts.CASES, source, "a_cursor_resumes_without_skip_or_repeat", "goes on with the next"),
+    Broken(
+        doubles.SkipsOne, prompts.CASES, source, "a_cursor_resumes_without_skip_or_repeat", "continues with the next"
+    ),
     Broken(doubles.LiveCursor, prompts.CASES, source, "a_cursor_is_a_value", "a cursor is a value"),
-    Broken(doubles.TakesAnyCursor, prompts.CASES, source, "a_foreign_cursor_is_refused", "was taken"),
+    Broken(doubles.TakesAnyCursor, prompts.CASES, source, "a_foreign_cursor_is_refused", "was accepted"),
     Broken(doubles.KeepsDeathsQuiet, runtime.CASES, hosting, "a_raising_worker_dies_alone", "`died` follows"),
     Broken(doubles.TurnsEventsAround, runtime.CASES, hosting, "order_is_kept", "keep their order"),
-    Broken(doubles.NeverStops, runtime.CASES, hosting, "a_stopped_worker_is_silent", "nothing is heard of"),
+    Broken(doubles.NeverStops, runtime.CASES, hosting, "a_stopped_worker_is_silent", "`stop` ends all callbacks"),
+    Broken(doubles.IgnoresInterpreter, runtime.CASES, hosting, "a_worker_may_have_its_own_interpreter", "is refused"),
     Broken(
         doubles.AnswersInside, runtime.CASES, hosting, "the_listener_is_called_on_the_loop", "never called from inside"
     ),
@@ -273,6 +278,12 @@ def test_the_suite_notices(broken: Broken, tmp_path: Path) -> None:
     failed = failures(broken, tmp_path)
     assert broken.says in failed.get(broken.expected, "it passed")
     assert len(failed) < len(broken.cases), "a suite that fails as a whole does not say what is broken"
+
+
+def test_answers_may_be_told_one_by_one(tmp_path: Path) -> None:
+    """The reward suite asks each question once, however long its answer is on its way."""
+    unbroken = Broken(doubles.OneByOne, reward.CASES, worker(hosted_reward), "", "")
+    assert failures(unbroken, tmp_path) == {}
 
 
 def test_the_unbroken_sink_conforms(tmp_path: Path) -> None:

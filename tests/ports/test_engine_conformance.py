@@ -3,8 +3,8 @@
 import pytest
 from harnesses import ENGINES, run
 
-from rollart.ports.conformance.case import Case
-from rollart.ports.conformance.engine import CASES, EngineHarness
+from rollart.conformance.case import Case
+from rollart.conformance.engine import CASES, EngineHarness
 
 
 @pytest.mark.parametrize("implementation", ENGINES)

@@ -3,8 +3,8 @@
 import pytest
 from harnesses import ENVIRONMENTS, run
 
-from rollart.ports.conformance.case import Case
-from rollart.ports.conformance.environment import CASES, EnvironmentHarness
+from rollart.conformance.case import Case
+from rollart.conformance.environment import CASES, EnvironmentHarness
 
 
 @pytest.mark.parametrize("implementation", ENVIRONMENTS)

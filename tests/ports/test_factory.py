@@ -64,7 +64,7 @@ def test_a_relative_file_is_found(script: Path, monkeypatch: pytest.MonkeyPatch)
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("import no_such_module_anywhere", "no_such_module_anywhere"),
         ("class Maize: pass", "did you mean Maize?"),
-        ("Maze = 3", "names a int, which cannot be called"),
+        ("Maze = 3", "is a int, which cannot be called"),
     ],
 )
 def test_a_file_that_does_not_have_it_says_why(tmp_path: Path, body: str, said: str) -> None:

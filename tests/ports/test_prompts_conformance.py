@@ -3,8 +3,8 @@
 import pytest
 from harnesses import PROMPT_SOURCES, run
 
-from rollart.ports.conformance.case import Case
-from rollart.ports.conformance.prompts import CASES, PromptSourceHarness
+from rollart.conformance.case import Case
+from rollart.conformance.prompts import CASES, PromptSourceHarness
 
 
 @pytest.mark.parametrize("implementation", PROMPT_SOURCES)

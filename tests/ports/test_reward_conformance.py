@@ -3,8 +3,8 @@
 import pytest
 from harnesses import REWARDS, run
 
-from rollart.ports.conformance.case import Case
-from rollart.ports.conformance.reward import CASES, RewardHarness
+from rollart.conformance.case import Case
+from rollart.conformance.reward import CASES, RewardHarness
 
 
 @pytest.mark.parametrize("implementation", REWARDS)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from harnesses import RUNTIMES
 
-from rollart.ports.conformance.case import Case, NotApplicable
-from rollart.ports.conformance.runtime import CASES, RuntimeHarness
+from rollart.conformance.case import Case, NotApplicable
+from rollart.conformance.runtime import CASES, RuntimeHarness
 
 
 @pytest.mark.parametrize("implementation", RUNTIMES)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from harnesses import SINKS
 
-from rollart.ports.conformance.case import Case, NotApplicable
-from rollart.ports.conformance.sink import CASES, EventSinkHarness
+from rollart.conformance.case import Case, NotApplicable
+from rollart.conformance.sink import CASES, EventSinkHarness
 
 
 @pytest.mark.parametrize("implementation", SINKS)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from harnesses import TRAINERS, run
 
-from rollart.ports.conformance.case import Case
-from rollart.ports.conformance.trainer import CASES, TrainerHarness
+from rollart.conformance.case import Case
+from rollart.conformance.trainer import CASES, TrainerHarness
 
 
 @pytest.mark.parametrize("implementation", TRAINERS)

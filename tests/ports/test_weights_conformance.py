@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from harnesses import STORES, run
 
-from rollart.ports.conformance.case import Case
-from rollart.ports.conformance.weights import CASES, WeightStoreHarness
+from rollart.conformance.case import Case
+from rollart.conformance.weights import CASES, WeightStoreHarness
 
 
 @pytest.mark.parametrize("implementation", STORES)

@@ -9,14 +9,15 @@ from typing import Any, get_args
 import pytest
 from sim_parts import Driver, add, engine_settings, profile, prompt, publish
 
-from rollart.ports.conformance.echo import FACTORY as ECHO
-from rollart.ports.conformance.echo import question
+from rollart.conformance.echo import FACTORY as ECHO
+from rollart.conformance.echo import question
 from rollart.ports.factory import load
 from rollart.ports.worker import Advance
 from rollart.sim.faults import FACTORY, MESSAGES, Fault, FaultyWorker, Injections, Killed, Kind, with_faults
 from rollart.sim.loop import run_virtual
 from rollart.sim.lossy import LinkFaults, LossyRuntime
 from rollart.sim.store import SimStore
+from rollart.types.errors import RuntimeLost
 from rollart.types.ids import ClaimId, RequestId, TrajectoryId, WorkerId
 from rollart.types.messages import (
     Add,
@@ -31,9 +32,9 @@ from rollart.types.messages import (
     Save,
     Saved,
     SaveFailed,
-    Score,
     Scored,
     ScoreFailed,
+    ScoreRequest,
     Stage,
     Staged,
     StageFailed,
@@ -97,7 +98,7 @@ def usual_answer(command: Any) -> WorkerEvent:
             return Observed(episode, 0, Segment(1, None))
         case Step(episode, turn):
             return Observed(episode, turn, Segment(1, None), reward=1.0)
-        case Score(key):
+        case ScoreRequest(key):
             return Scored(key, 1.0)
         case Stage(manifest):
             return Staged(manifest.version)
@@ -133,7 +134,7 @@ class Rig:
         return dict(self.injections.rows)
 
 
-def score(key: int) -> Score:
+def score(key: int) -> ScoreRequest:
     return question(str(key))
 
 
@@ -290,7 +291,7 @@ def test_an_idle_engine_does_not_freeze() -> None:
 
 
 def test_a_command_hangs() -> None:
-    rig = Rig(Fault(12, "hang", NAME, on="Score", skip=1))
+    rig = Rig(Fault(12, "hang", NAME, on="ScoreRequest", skip=1))
     driver = rig.start()
     assert driver.send(score(1), score(2), score(3)) == [Scored("1", 1.0), Scored("3", 1.0)]
     assert score(2) not in rig.log
@@ -336,7 +337,7 @@ def test_late_answers_keep_their_order() -> None:
 
 
 def test_a_reward_fails_for_a_while() -> None:
-    rig = Rig(Fault(13, "fail", NAME, on="Score", limit=2))
+    rig = Rig(Fault(13, "fail", NAME, on="ScoreRequest", limit=2))
     driver = rig.start()
     (failed,) = driver.send(score(1))
     assert isinstance(failed, ScoreFailed)
@@ -483,7 +484,7 @@ def test_incarnations_share_the_limit() -> None:
 
 def test_a_share_is_hit_and_the_seed_says_which() -> None:
     def hits(seed: int) -> list[int]:
-        rig = Rig(Fault(12, "hang", NAME, on="Score", share=0.3, limit=1000), seed=seed)
+        rig = Rig(Fault(12, "hang", NAME, on="ScoreRequest", share=0.3, limit=1000), seed=seed)
         answered = {event.key for event in rig.start().send(*(score(index) for index in range(400)))}  # type: ignore[union-attr]
         missing = [index for index in range(400) if str(index) not in answered]
         assert rig.rows == {12: len(missing)}
@@ -512,7 +513,7 @@ def test_one_fault_may_wait_for_another() -> None:
 def test_faults_are_counted_by_row() -> None:
     rig = Rig(
         Fault(13, "double", NAME, on="Scored", limit=2),
-        Fault(13, "fail", NAME, on="Score", skip=3, limit=1),
+        Fault(13, "fail", NAME, on="ScoreRequest", skip=3, limit=1),
         Fault(16, "full_disk", NAME, on="Save", limit=5),
     )
     driver = rig.start()
@@ -549,6 +550,9 @@ class Ear:
 
     def died(self, worker: WorkerId, reason: str) -> None:  # noqa: ARG002
         self._hear("died", reason)
+
+    def failed(self, error: RuntimeLost) -> None:
+        self._hear("failed", error)
 
     def _hear(self, what: str, details: Any) -> None:
         self.heard.append((asyncio.get_running_loop().time(), what, details))

@@ -8,15 +8,17 @@ from functools import cache
 
 import pytest
 
-from rollart.cli.fuzz import MIN_STEPS, MIN_TRAJECTORIES, Verdict, check_seed, describe
+from rollart.cli.fuzz import describe
 from rollart.config.modes import Mode
 from rollart.policy.staleness import StalenessBound
 from rollart.sim.crashes import ALL_DEAD_WITHIN_S, CrashableJournal, run_world
 from rollart.sim.faults import Fault
-from rollart.sim.fuzz import World, make_world
+from rollart.sim.fuzz import PATIENT_S, World, make_world
 from rollart.sim.lossy import LinkFaults
 from rollart.sim.scenario import parse_scenario
 from rollart.sim.shrink import shrink
+from rollart.sim.verdict import MIN_STEPS, MIN_TRAJECTORIES, Verdict, check_seed
+from rollart.types.failures import StopReason
 from rollart.types.journal import JournalEvent, RunEnded, RunResumed, StallReported, WorkerDied
 from rollart.types.messages import Role
 
@@ -38,6 +40,12 @@ def eventful(seed: int) -> World:
 
 def first_fatal() -> World:
     return next(world for world in map(make_world, range(1000)) if world.fatal)
+
+
+def is_congested(world: World) -> bool:
+    sim = world.tables["sim"]
+    slots = world.tables["reward_workers"] * sim["reward"]["slots"]
+    return slots == 1 and all(task["reward_s"]["median"] >= 0.8 for task in sim["tasks"].values())
 
 
 # --- worlds ---------------------------------------------------------------------------------------------------------
@@ -77,6 +85,7 @@ def test_worlds_differ_in_everything() -> None:
         "rolling updates": sum(world.tables["rolling_update"] for world in worlds),
         "dynamic sampling": sum(world.tables["algorithm"]["filter_zero_variance"] for world in worlds),
         "limited dynamic sampling": sum("filter_limit" in world.tables["algorithm"] for world in worlds),
+        "congested rewards": sum(is_congested(world) for world in worlds),
         "advantages per turn": sum(world.tables["algorithm"]["advantage"] == "gigpo" for world in worlds),
     }.items():
         assert 0 < count < 400, what
@@ -133,7 +142,7 @@ def test_the_same_seed_gives_the_same_journal_in_every_process() -> None:
     for hash_seed in ("1", "4242"):
         command = [sys.executable, "-c", script, os.path.dirname(__file__)]
         environment = os.environ | {"PYTHONHASHSEED": hash_seed}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
         assert done.returncode == 0, done.stderr
         outs.append(done.stdout)
     assert outs[0] == outs[1]
@@ -147,7 +156,7 @@ def test_a_world_without_engines_ends_in_time_and_says_why() -> None:
     assert done.violations == []
     ended = done.events[-1]
     assert isinstance(ended, RunEnded)
-    assert ended.reason.startswith(("NoEngine: ", "WorkerLost: "))
+    assert ended.stop in (StopReason.NO_ENGINE, StopReason.WORKER_LOST)
     died = [event for event in done.events if isinstance(event, WorkerDied)]
     last = [event.at for event in died if event.worker.startswith(Role.ENGINE.value)][-1]
     assert ended.at - last <= ALL_DEAD_WITHIN_S == 60.0
@@ -247,6 +256,54 @@ def test_a_world_shrinks_to_what_matters() -> None:
     assert len(tables["tasks"]) == len(tables["sim"]["tasks"]) == 1
     assert tables["batch"]["trajectories"] == tables["batch"]["group_size"]
     parse_scenario(tables)
+
+
+def three_tasks_with_a_hasty_one() -> World:
+    """Shares of 3, 3 and 2, which only some batches divide into whole groups."""
+    wanted = (world for world in map(make_world, range(2000)) if len(world.tables["tasks"]) == 3 and not world.fatal)
+    world = next(wanted)
+    for task, share in zip(world.tables["tasks"].values(), (3, 3, 2), strict=True):
+        task["share"] = share
+    world.tables["tasks"]["task1"]["share_deadline_s"] = 2.0
+    world.tables["batch"]["trajectories"] = 16 * world.tables["batch"]["group_size"]
+    return world
+
+
+def test_shrinking_tries_possible_worlds_only() -> None:
+    """It once died on the first smaller world that the config refuses."""
+    tried: list[World] = []
+
+    def fails(world: World) -> bool:
+        parse_scenario(world.tables)
+        tried.append(world)
+        return False
+
+    world = three_tasks_with_a_hasty_one()
+    assert shrink(world, fails) == world
+    assert any(len(world.tables["tasks"]) == 2 for world in tried)
+    assert any(task["share"] == 1 for world in tried for task in world.tables["tasks"].values())
+
+
+def test_shrinking_leaves_a_task_that_has_time() -> None:
+    """A world whose only task is hasty fails by itself, whatever the bug was."""
+    small = shrink(three_tasks_with_a_hasty_one(), lambda world: "task1" in world.tables["tasks"])
+    (left,) = small.tables["tasks"].values()
+    assert left["share_deadline_s"] == PATIENT_S
+
+
+def test_what_is_left_out_costs_one_attempt_each() -> None:
+    """A change that helps does not start the search again."""
+    tried = 0
+
+    def fails(_: World) -> bool:
+        nonlocal tried
+        tried += 1
+        return True
+
+    world = three_tasks_with_a_hasty_one()
+    small = shrink(world, fails)
+    assert len(small.tables["tasks"]) == small.tables["steps"] == 1
+    assert tried < 30
 
 
 def test_a_world_that_cannot_be_smaller_stays() -> None:

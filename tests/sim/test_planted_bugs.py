@@ -12,7 +12,7 @@ from rollart.config.modes import Mode
 from rollart.control.buffer import SampleBuffer
 from rollart.control.context import Context
 from rollart.control.environments import EnvironmentPool
-from rollart.control.episode import EnvManager
+from rollart.control.episode import Episode
 from rollart.control.proxy import LLMProxy
 from rollart.control.rollout import RolloutScheduler
 from rollart.control.waits import Waits
@@ -20,6 +20,7 @@ from rollart.policy import admission
 from rollart.policy.buffer import BufferBook
 from rollart.policy.groups import GroupBook, OpenGroup
 from rollart.policy.lineage import Lineage
+from rollart.policy.reward_queue import RewardQueue
 from rollart.policy.routing import Router
 from rollart.policy.shares import ShareBook
 from rollart.policy.staleness import StalenessBound
@@ -69,12 +70,12 @@ def test_a_slot_is_lost_when_its_environment_fails(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_reward_is_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def twice(self: EnvManager, truncated: bool) -> None:
+    async def twice(self: Episode, truncated: bool) -> None:
         await real(self, truncated)
         self.trajectory.reward = 2 * (self.trajectory.reward or 0.0)
 
-    real = EnvManager._reward
-    monkeypatch.setattr(EnvManager, "_reward", twice)
+    real = Episode._reward
+    monkeypatch.setattr(Episode, "_reward", twice)
     found({1})
 
 
@@ -106,11 +107,11 @@ def test_a_failed_environment_becomes_a_reward_of_0(monkeypatch: pytest.MonkeyPa
         if future is not None:
             future.set_result(Observed(event.episode, event.turn, Segment(0, None), done=True))
 
-    async def free_reward(self: EnvManager, _truncated: bool) -> None:
+    async def free_reward(self: Episode, _truncated: bool) -> None:
         self.trajectory.reward = 0.0
 
     monkeypatch.setattr(EnvironmentPool, "_environment_failed", forgiving)
-    monkeypatch.setattr(EnvManager, "_reward", free_reward)
+    monkeypatch.setattr(Episode, "_reward", free_reward)
     found({1})
 
 
@@ -180,7 +181,7 @@ def test_a_roll_back_keeps_its_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_roll_back_keeps_what_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RolloutScheduler, "roll_back", lambda self, step: self._buffer.roll_back(step))
+    monkeypatch.setattr(RolloutScheduler, "roll_back", lambda self, step: self.buffer.roll_back(step))
     found({1, 2, 4})
 
 
@@ -203,7 +204,7 @@ def test_a_prompt_that_waits_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> 
 
         return ended
 
-    patch(monkeypatch, RolloutScheduler, "_ready_group_ended", forget)
+    patch(monkeypatch, RolloutScheduler, "_group_untrained", forget)
     found({1})
 
 
@@ -240,7 +241,7 @@ def test_a_lost_turn_is_never_sent_again(monkeypatch: pytest.MonkeyPatch) -> Non
         return worker_left
 
     patch(monkeypatch, LLMProxy, "worker_left", drop)
-    monkeypatch.setattr(EnvManager, "stop", lambda *_: None)
+    monkeypatch.setattr(Episode, "stop", lambda *_: None)
     found({1, 2, 6, 8})
 
 
@@ -295,3 +296,14 @@ def test_others_fill_in_for_a_task_and_nobody_says_so(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Context, "record", silent(Context.record))
     found({3})
+
+
+def test_a_reward_worker_gets_everything_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its queue is then longer than the deadline of a question, and most of it is wanted by nobody any more."""
+    patch(
+        monkeypatch,
+        RewardQueue,
+        "join",
+        lambda real: lambda self, worker, slots, tasks: real(self, worker, 1000 * slots, tasks),
+    )
+    found({8})

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from rollart.cli.bench import CountingSink, scaled
+from rollart.bench.control import CountingSink, scaled
 from rollart.config.modes import Mode
 from rollart.observe.audit import audit
 from rollart.observe.journal import digest

@@ -14,9 +14,9 @@ from rollart.types.ids import ClaimId, GroupId, TrajectoryId
 from rollart.types.messages import (
     Publish,
     Published,
-    Score,
     Scored,
     ScoreFailed,
+    ScoreRequest,
     Stage,
     Staged,
     Train,
@@ -32,8 +32,8 @@ def rewarding(**extra: Any) -> Driver:
     return Driver(SimReward({"tasks": {TASK: profile(reward_s=2.0)}, "seed": 1} | extra, lambda: None))
 
 
-def score(key: str, *rewards: float, task: str = TASK) -> Score:
-    return Score(key, TrajectoryId(1), task, prompt(1), rewards, b"", False)
+def score(key: str, *rewards: float, task: str = TASK) -> ScoreRequest:
+    return ScoreRequest(key, TrajectoryId(1), task, prompt(1), rewards, b"", False)
 
 
 def times(driver: Driver) -> dict[str, float]:

@@ -73,10 +73,10 @@ def test_the_sides_are_disjoint_by_content(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "problem"),
     [
-        (["{oops\n"], "line 1: no JSON"),
-        ([{"q": 1}, "[1]\n"], "line 2: a JSON object is needed, not a list"),
-        ([{"id": 7}, {"id": "7"}], "line 2: the id '7' came before"),
-        ([], "has no prompt for 't'"),
+        (["{oops\n"], "line 1: not JSON"),
+        ([{"q": 1}, "[1]\n"], "line 2: expected a JSON object, not a list"),
+        ([{"id": 7}, {"id": "7"}], "line 2: duplicate id '7'"),
+        ([], "has no prompts for 't'"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path, rows, problem):
@@ -87,10 +87,10 @@ def test_what_is_wrong_is_named(tmp_path, rows, problem):
 def test_what_cannot_be_read_is_named(tmp_path):
     with pytest.raises(RequestError, match="No such file"):
         JsonLinesPrompts("t", str(tmp_path / "nowhere"))
-    with pytest.raises(RequestError, match="is no folder"):
+    with pytest.raises(RequestError, match="is not a folder"):
         FolderPrompts("t", str(tmp_path / "nowhere"))
     (tmp_path / "picture").write_bytes(b"\xff\xfe")
-    with pytest.raises(RequestError, match="picture is no text"):
+    with pytest.raises(RequestError, match="picture is not UTF-8 text"):
         FolderPrompts("t", str(tmp_path))
 
 
@@ -98,5 +98,5 @@ def test_a_side_without_prompts_is_refused(tmp_path):
     file = written(tmp_path / "p.jsonl", {"q": "a"})
     side = is_held_out('{"q": "a"}')
     assert JsonLinesPrompts("t", file, held_out=side).next().data == {"q": "a"}
-    with pytest.raises(RequestError, match="has no prompt"):
+    with pytest.raises(RequestError, match="has no prompts"):
         JsonLinesPrompts("t", file, held_out=not side)

@@ -25,7 +25,7 @@ def kills() -> ModuleType:
 def run(*words: str) -> dict[str, object]:
     """In a process of its own, because it adopts orphans."""
     done = subprocess.run(
-        [sys.executable, TOOL, "--json", *words], capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, TOOL, "--json", *words], capture_output=True, text=True, timeout=580, check=False
     )
     assert done.returncode == 0, done.stderr
     summary: dict[str, object] = json.loads(done.stdout)
@@ -35,11 +35,11 @@ def run(*words: str) -> dict[str, object]:
 @pytest.mark.parametrize(
     "seed",
     [
-        pytest.param(4, id="everything while the run starts"),
-        pytest.param(5, id="the controller after a step, then the trainer while the resumed run starts"),
+        pytest.param(20, id="everything while the run starts"),
+        pytest.param(25, id="the raylet after a step"),
     ],
 )
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_run_goes_on_after_a_kill(seed: int) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'rollart[ray]'")
     summary = run("--seeds", "1", "--from", str(seed))
@@ -48,9 +48,9 @@ def test_a_run_goes_on_after_a_kill(seed: int) -> None:
     assert not summary["missed"]
 
 
-def test_twenty_seeds_kill_everybody_at_every_moment(kills: ModuleType) -> None:
+def test_28_seeds_kill_everybody_at_every_moment(kills: ModuleType) -> None:
     for first in (0, 7):
-        pairs = {(plan.kills[0].who, plan.kills[0].when) for plan in (kills.plan(first + n, "ray") for n in range(20))}
+        pairs = {(plan.kills[0].who, plan.kills[0].when) for plan in (kills.plan(first + n, "ray") for n in range(28))}
         assert len(pairs) == len(kills.Who) * len(kills.When)
     assert kills.plan(3, "ray") == kills.plan(3, "ray")
     assert all(kill.who is kills.Who.CONTROLLER for seed in range(20) for kill in kills.plan(seed, "inline").kills)
@@ -68,12 +68,12 @@ kills.adopt_orphans()
 orphan = int(subprocess.run([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE).stdout)
 assert kills.descendants(None) == [orphan]
 assert kills.kill(orphan)
-assert kills.within(5, lambda: not kills.descendants(None) and not kills.kill(orphan))
+assert kills.within(60, lambda: not kills.descendants(None) and not kills.kill(orphan))
 """
 
 
 def test_orphans_are_found_and_buried() -> None:
     """In a process of its own, because it adopts them."""
     command = [sys.executable, "-c", GRANDPARENT, PARENT]
-    done = subprocess.run(command, cwd=TOOL.parent, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=TOOL.parent, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr

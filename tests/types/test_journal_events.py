@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollart.ports.conformance.sink import example
+from rollart.conformance.sink import example
 from rollart.types import journal
 from rollart.types.ids import TrajectoryId
 from rollart.types.journal import Event, JournalEvent, RunEnded, TrajectoryEnded

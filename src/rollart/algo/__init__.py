@@ -1,2 +1,2 @@
-"""Pure numerics: `advantage` (numpy, used by the controller), and in torch, used by trainers, `loss` over a `packed`
-batch, `correction` of what other versions sampled, and the `metrics` of both."""
+"""Pure numerics: `advantage` in numpy, used by the controller; in torch, used by trainers, `loss` over a `packed`
+batch, off-policy `correction` and their `metrics`."""

@@ -1,25 +1,25 @@
-"""Advantages: how much better a trajectory, a turn or a token did than was to be expected.
+"""Advantages: how much better a trajectory, a turn or a token did than its baseline.
 
-What was to be expected is the rest of the group (GRPO, Dr. GRPO, RLOO, GiGPO), the rest of the batch (REINFORCE++) or
-a learnt value (GAE). None of them needs tokens or torch, so the controller can compute them, in float64. All are
-equivariant: in another order the same trajectories have the same advantages.
+The baseline is the rest of the group (GRPO, Dr. GRPO, RLOO, GiGPO), the rest of the batch (REINFORCE++) or a learned
+value (GAE). None of them needs tokens or torch, so the controller computes them in float64. All are
+permutation-equivariant: reordering the trajectories reorders the advantages and changes nothing else.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 EPSILON = 1e-6
-"""Added to a deviation before it divides: what differs by almost nothing has almost no advantage."""
+"""Added to a standard deviation before dividing by it, so that near-equal rewards give near-zero advantages."""
 
 
 def grpo(rewards: Sequence[float]) -> list[float]:
     """Group-relative advantages, A_i = (r_i − mean r) / (std r + 1e-6) (GRPO, Shao et al. 2024, arXiv:2402.03300).
 
-    The mean is the baseline, so advantages of a group add up to 0; a group in which all rewards are equal has none.
-    The deviation is that of the sample (n − 1), which is what the common implementations use.
+    The mean is the baseline, so the advantages of a group sum to 0; if all rewards are equal, all advantages are 0. The
+    standard deviation is the sample one (n − 1), as in the common implementations.
 
         >>> [round(a, 3) for a in grpo([1.0, 0.0, 0.0, 1.0])]
         [0.866, -0.866, -0.866, 0.866]
@@ -32,8 +32,8 @@ def grpo(rewards: Sequence[float]) -> list[float]:
 def dr_grpo(rewards: Sequence[float]) -> list[float]:
     """A_i = r_i − mean r (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783).
 
-    GRPO without the deviation, which makes prompts that are nearly always or nearly never solved weigh more than the
-    others. They add up to 0. The paper's other half is to divide the loss by a constant and not by a length:
+    GRPO without the standard deviation, which over-weights prompts that are nearly always or nearly never solved.
+    Advantages sum to 0. The paper's other change, dividing the loss by a constant rather than by a length, is
     `total_tokens` of a packed batch.
 
         >>> dr_grpo([1.0, 0.0, 0.0, 1.0])
@@ -45,8 +45,8 @@ def dr_grpo(rewards: Sequence[float]) -> list[float]:
 def rloo(rewards: Sequence[float]) -> list[float]:
     """A_i = r_i − mean of the others' r (RLOO, Ahmadian et al. 2024, arXiv:2402.14740; Kool et al. 2019).
 
-    A baseline that the trajectory itself has no part in, so the gradient is unbiased. It is n / (n − 1) times the
-    advantage of `dr_grpo`, and is computed so. One that is alone has nobody to compare with, and no advantage.
+    The baseline is independent of the trajectory itself, so the gradient is unbiased. Computed as n / (n − 1) times the
+    advantage of `dr_grpo`. A group of one has nothing to compare with and an advantage of 0.
 
         >>> rloo([1.0, 0.0, 0.0])
         [1.0, -0.5, -0.5]
@@ -60,9 +60,10 @@ def rloo(rewards: Sequence[float]) -> list[float]:
 def reinforce_plus_plus(groups: Sequence[Sequence[float]], *, group_baseline: bool = False) -> list[list[float]]:
     """A_i = (b_i − mean b) / (std b + 1e-6) over the whole batch (REINFORCE++, Hu et al. 2025, arXiv:2501.03262).
 
-    b_i is the reward, or, with `group_baseline`, the reward less the mean of its group (the paper's variant for several
-    samples of a prompt). One deviation for the batch: a group that hardly differs is not blown up, and an easy prompt
-    does not weigh more than a hard one. They add up to 0 over the batch; with `group_baseline` in every group too.
+    b_i is the reward, or, with `group_baseline`, the reward minus the mean of its group (the paper's variant for
+    several samples per prompt). With a single standard deviation for the batch, a group of near-equal rewards is not
+    amplified and an easy prompt weighs no more than a hard one. Advantages sum to 0 over the batch, and with
+    `group_baseline` within every group too.
 
         >>> [[round(a, 3) for a in group] for group in reinforce_plus_plus([[1.0, 0.0], [0.0, 0.0]])]
         [[1.5, -0.5], [-0.5, -0.5]]
@@ -89,10 +90,10 @@ def gigpo(
         A^S_it = (G_it − mean G) / F                   turns of the group that start in the same state
         G_it   = Σ_{k ≥ t} γ^(k − t) r_ik
 
-    `states[i][t]` is the key of the state that turn t of trajectory i starts in; `rewards[i][t]` what the turn earned,
-    a reward for the episode as a whole being part of the last one. F is the deviation + 1e-6, or 1 without `normalise`.
-    A state that nobody else came to says nothing about its turn. A^S adds up to 0 over the turns of a state, A^E over
-    the trajectories of the group.
+    `states[i][t]` is the key of the state that turn t of trajectory i starts in; `rewards[i][t]` is the reward of that
+    turn, with any reward for the whole episode included in the last one. F is the standard deviation + 1e-6, or 1
+    without `normalise`. A turn whose state no other turn of the group starts in has A^S = 0. A^S sums to 0 over the
+    turns of a state, A^E over the trajectories of the group.
 
         >>> gigpo([["s", "a"], ["s"]], [[0.0, 1.0], [0.0]], discount=1.0, normalise=False)
         [[1.0, 0.5], [-1.0]]
@@ -116,7 +117,7 @@ def gigpo(
 
 
 class Gae(NamedTuple):
-    """Advantages, and the returns that the value head learns."""
+    """Advantages, and the returns that the value head is trained on."""
 
     advantages: NDArray[np.float64]
     returns: NDArray[np.float64]
@@ -134,9 +135,9 @@ def gae(
 
         δ_t = r_t + γ V_{t+1} − V_t,    A_t = Σ_{k ≥ t} (γλ)^(k − t) δ_k,    return_t = A_t + V_t
 
-    A step is whatever has a reward and a value: a token, or a turn. `values[t]` is what was expected before step t;
-    `bootstrap` is the value of the state that a truncated trajectory was left in, 0 where the episode ended. `trace` is
-    λ: with 1 the returns are the discounted rewards whatever the values are, with 0 they are the one-step targets.
+    A step is anything with a reward and a value: a token or a turn. `values[t]` is the value before step t; `bootstrap`
+    is the value of the state in which a trajectory was truncated, 0 where the episode ended. `trace` is λ: with 1 the
+    returns are the discounted rewards, whatever the values; with 0 they are the one-step targets.
 
         >>> gae([0.0, 1.0], [0.5, 0.5], trace=1.0).advantages.tolist()
         [0.5, 0.5]
@@ -150,10 +151,10 @@ def gae(
 
 
 def at_last_tokens(rewards: Sequence[float], turns: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The rewards of turns as rewards of tokens: each at the last token of its turn. `turns` never goes down.
+    """Turn rewards as token rewards: each is placed on the last token of its turn. `turns` must be non-decreasing.
 
-    What a turn without tokens earned comes with the last token before it, which led there; before the first token there
-    is nobody who could have earned it.
+    The reward of a turn without tokens goes to the last token before it, which led there. A reward before the first
+    token is dropped: no token could have earned it.
 
         >>> at_last_tokens([1.0, 2.0, 4.0], np.array([0, 0, 2])).tolist()
         [0.0, 3.0, 4.0]
@@ -166,7 +167,7 @@ def at_last_tokens(rewards: Sequence[float], turns: NDArray[np.int64]) -> NDArra
 
 
 def whitened(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """With mean 0 and deviation 1; what is all the same becomes 0.
+    """Normalise to mean 0 and standard deviation 1; constant input becomes 0.
 
     >>> whitened(np.array([3.0, 1.0, 2.0])).round(3).tolist()
     [1.0, -1.0, 0.0]
@@ -175,7 +176,7 @@ def whitened(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def discounted(rewards: "Sequence[float] | NDArray[np.float64]", discount: float) -> NDArray[np.float64]:
-    """G_t = Σ_{k ≥ t} γ^(k − t) r_k.
+    """Discounted returns, G_t = Σ_{k ≥ t} γ^(k − t) r_k.
 
     >>> discounted([1.0, 0.0, 4.0], 0.5).tolist()
     [2.0, 2.0, 4.0]
@@ -187,10 +188,10 @@ def discounted(rewards: "Sequence[float] | NDArray[np.float64]", discount: float
 
 
 def zero_variance(rewards: Sequence[float]) -> bool:
-    """Whether a group has no signal: all rewards are equal, and every group-relative advantage is 0.
+    """Whether a group carries no signal: all rewards are equal, so every group-relative advantage is 0.
 
-    Dynamic sampling (DAPO, Yu et al. 2025, arXiv:2503.14476) filters such groups and samples others instead. Exact,
-    because what is compared is what an environment returned and not what was computed from it.
+    Dynamic sampling (DAPO, Yu et al. 2025, arXiv:2503.14476) drops such groups and samples others instead. The
+    comparison is exact because it is between rewards as environments returned them, not values computed from them.
 
         >>> zero_variance([1.0, 1.0]), zero_variance([1.0, 0.0])
         (True, False)
@@ -199,13 +200,8 @@ def zero_variance(rewards: Sequence[float]) -> bool:
     return not values.size or bool(values.min() == values.max())
 
 
-def count_zero_variance(groups: Iterable[Sequence[float]]) -> int:
-    """How many of the groups have no signal."""
-    return sum(zero_variance(group) for group in groups)
-
-
 def _centred(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    # Compared, not computed: the mean of equal numbers may differ from them in the last bit.
+    # Compare instead of subtracting: the mean of equal numbers may differ from them in the last bit.
     if not values.size or values.min() == values.max():
         return np.zeros_like(values)
     centred: NDArray[np.float64] = values - values.mean()

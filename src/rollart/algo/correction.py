@@ -1,17 +1,18 @@
-"""Off-policy corrections: what to do about tokens that were sampled by another policy than the one that is trained.
+"""Off-policy corrections: weights for tokens sampled by a policy other than the one being trained.
 
-A trajectory may span several versions, and the engine computes with other kernels than the trainer. Three policies:
+A trajectory may span several versions, and the engine uses different kernels from the trainer. Three policies:
 
-    π_b      behaviour: what sampled the token, version and engine included; its log-probability came with the token
+    π_b      behaviour: the version and engine that sampled the token; its log-probability came with the token
     π_prox   proximal: the trainer's weights before its first update on the batch
-    π_θ      what is being trained
+    π_θ      the weights being trained
 
-One ratio for both distances mixes them up: the clip of PPO, meant to keep π_θ near π_prox, is then used up by the
-distance π_prox has from π_b. Decoupled PPO (Hilton et al. 2021, arXiv:2110.00641; for language models AReaL, Fu et al.
-2025, arXiv:2505.24298) keeps them apart: the clip sees π_θ / π_prox, and the weight w = π_prox / π_b, a constant,
-corrects for who sampled. As an unbounded w has an unbounded variance, it is truncated or masked.
+A single ratio mixes two distances: PPO's clip, meant to keep π_θ near π_prox, is used up by the distance from π_b to
+π_prox. Decoupled PPO (Hilton et al. 2021, arXiv:2110.00641; for language models AReaL, Fu et al. 2025,
+arXiv:2505.24298) separates them: the clip sees π_θ / π_prox, and a constant weight w = π_prox / π_b corrects for the
+sampling policy. An unbounded w has unbounded variance, so it is truncated or masked.
 
-Per token, the version a token was sampled with needs no special case: its own log-probability is in its own ratio.
+Ratios are per token and use each token's own log-probability, so a trajectory of several versions needs no special
+case.
 """
 
 import torch
@@ -21,19 +22,20 @@ from rollart.algo.packed import sequence_lengths, sequence_sums
 from rollart.config.algorithm import CorrectionKind, CorrectionLevel, CorrectionSettings
 
 LARGEST_LOG_RATIO = 20.0
-"""e^20 ≈ 5e8 and its square are still numbers in float32; no cap is near."""
+"""Clamp on log-ratios: e^20 ≈ 5e8 and its square are finite in float32, and far beyond any cap."""
 
 
 def mismatch(trainer: torch.Tensor, behaviour: torch.Tensor) -> Metrics:
-    """How far the trainer's log-probabilities are from those the tokens were sampled with, Δ = log π − log π_b.
+    """Distance of the trainer's log-probabilities from those the tokens were sampled with, Δ = log π − log π_b.
 
     - mismatch: mean |Δ|;
-    - mismatch_kl: KL(π_b ‖ π), estimated by ρ − 1 − Δ with ρ = e^Δ: never negative, and 0 only where they agree;
-    - mismatch_ratio: mean ρ, 1 in expectation whatever the distance, so a check of the log-probabilities themselves;
+    - mismatch_kl: KL(π_b ‖ π), estimated as ρ − 1 − Δ with ρ = e^Δ: non-negative, and 0 only where they agree;
+    - mismatch_ratio: mean ρ, which is 1 in expectation at any distance and so checks the log-probabilities themselves;
     - max_ratio: the largest of ρ and 1/ρ, the worst token in either direction;
     - effective_samples: see `Metrics.summary`.
 
-    On fresh samples it is the numerical difference of engine and trainer; on stale ones what the policy moved is in it.
+    On fresh samples this is the numerical difference between engine and trainer; on stale ones it includes how far the
+    policy has moved.
     """
     difference = (trainer - behaviour).detach()
     bounded = difference.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
@@ -57,7 +59,7 @@ def correction_weights(
     sequence: torch.Tensor,
     sequences: int,
 ) -> tuple[torch.Tensor, Metrics]:
-    """One weight per token, a constant, and how often the raw ones were out of bounds.
+    """Per-token correction weights, detached, and metrics of how often the raw weights were out of bounds.
 
         w_t = ρ_t = π_prox / π_b of the token, or of its sequence: Π ρ_t, or (Π ρ_t)^(1/n)
         truncate:   min(w, cap)
@@ -67,9 +69,9 @@ def correction_weights(
     that V-trace (Espeholt et al. 2018, arXiv:1802.01561). Masked: MIS (Liu et al. 2025, "When speed kills stability"),
     per sequence; IcePop (Ling Team 2025, arXiv:2510.18855), per token within [0.5, 5].
 
-    Where π_prox = π_b every weight is 1, of every kind. Truncation keeps every token and is biased towards π_b; a mask
-    says nothing about the tokens that it drops, which still count in the means, so it also makes the step smaller.
-    Weights are never scaled to a mean of 1: that would depend on how the batch is cut.
+    Where π_prox = π_b, every kind gives weight 1. Truncation keeps every token and is biased towards π_b. Masked tokens
+    contribute no gradient but still count in the means, so masking also makes the step smaller. Weights are never
+    normalised to a mean of 1: the result would depend on how the batch is split.
     """
     if settings.kind is CorrectionKind.NONE:
         return torch.ones_like(behaviour), Metrics()

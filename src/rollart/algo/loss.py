@@ -1,13 +1,13 @@
-"""Losses of policy and value head, as pure functions of log-probabilities.
+"""Policy and value losses, as pure functions of log-probabilities.
 
     r_t  = π_θ(a_t) / π_prox(a_t)                       the ratio; π_prox is π_b where no proximal policy is given
-    w_t                                                 the correction for who sampled, a constant (`correction`)
+    w_t                                                 the off-policy correction, a constant (`correction`)
     L    = Σ_t m_t [ w_t · ℓ_t(r_t, A_t) + β KL_t − η H_t ]
     m_t  = 1 / tokens, or 1 / (sequences · tokens of its sequence)
 
-ℓ is what PPO, GSPO and CISPO differ in. What divides comes from outside, so gradients of micro-batches add up exactly
-to that of the batch. Tokens that a mask drops still count in the means. Where a gradient is stopped, as in CISPO, the
-value of a loss is no measure of progress; its gradient is what it is for.
+PPO, GSPO and CISPO differ in ℓ. The divisors are totals of the whole batch, passed in, so the gradients of
+micro-batches sum exactly to that of the batch. Masked tokens still count in the means. With a stop-gradient, as in
+CISPO, the value of the loss is no measure of progress; only its gradient matters.
 """
 
 import math
@@ -22,7 +22,7 @@ from rollart.config.algorithm import Aggregation, CorrectionKind, KlEstimator, L
 
 
 class Surrogate(NamedTuple):
-    """Per token: what is minimised, and the ratio that it saw."""
+    """Per-token surrogate loss, and the ratio it used."""
 
     loss: torch.Tensor
     ratio: torch.Tensor
@@ -30,7 +30,7 @@ class Surrogate(NamedTuple):
 
 
 def policy_loss(settings: LossSettings, batch: PackedBatch) -> tuple[torch.Tensor, Metrics]:
-    """The scalar to back-propagate, and metrics that micro-batches add up; see the module."""
+    """The scalar to back-propagate, and metrics that sum over micro-batches; see the module docstring."""
     bounds = settings.ratio_bounds()
     surrogate = SURROGATES[settings.kind](batch, bounds)
     weights, corrected = _weights(settings, batch)
@@ -45,7 +45,8 @@ def policy_loss(settings: LossSettings, batch: PackedBatch) -> tuple[torch.Tenso
             "tokens": shares.new_tensor(float(shares.numel())),
             "sequences": shares.new_tensor(float(batch.sequences)),
             "ratio_mean": surrogate.ratio.sum(),
-            # low and high are on the side that the advantage pushes to, dual is far away on the other one.
+            # low and high count tokens clipped on the side the advantage pushes towards, dual those far out on the
+            # other side.
             "clipped_low": ((surrogate.ratio < bounds.low) & (batch.advantages < 0)).sum().to(shares.dtype),
             "clipped_high": ((surrogate.ratio > bounds.high) & (batch.advantages > 0)).sum().to(shares.dtype),
             "clipped_dual": ((surrogate.ratio > bounds.dual) & (batch.advantages < 0)).sum().to(shares.dtype),
@@ -58,16 +59,16 @@ def policy_loss(settings: LossSettings, batch: PackedBatch) -> tuple[torch.Tenso
 def ppo(batch: PackedBatch, bounds: RatioBounds) -> Surrogate:
     """ℓ_t = −min(r_t A_t, clip(r_t, low, high) A_t) (PPO, Schulman et al. 2017, arXiv:1707.06347, eq. 7).
 
-    With high − 1 > 1 − low it is DAPO's clip-higher (Yu et al. 2025, arXiv:2503.14476): an unlikely token can grow by
-    more than a likely one may shrink, which keeps exploration alive. A token that is past the bound on the side that
-    its advantage pushes to has no gradient; on the other side it has, so mistakes can be undone, up to `dual`: there
-    the weight r_t would be beyond all measure, and a negative advantage has no gradient either (dual clip, Ye et al.
-    2020, arXiv:1912.09729).
+    high − 1 > 1 − low is DAPO's clip-higher (Yu et al. 2025, arXiv:2503.14476): an unlikely token can grow by more than
+    a likely one may shrink, which preserves exploration. A token past the bound on the side its advantage pushes
+    towards has no gradient. On the other side it keeps its gradient, so that mistakes can be undone, but only up to
+    `dual`: beyond that the weight r_t would be excessive, and a negative advantage has no gradient either (dual clip,
+    Ye et al. 2020, arXiv:1912.09729).
     """
     ratio = torch.exp(batch.logprobs - _proximal(batch))
     clipped = ratio.clamp(bounds.low, bounds.high)
     gain = torch.minimum(ratio * batch.advantages, clipped * batch.advantages)
-    if math.isfinite(bounds.dual):  # ∞ · 0 would not be a number
+    if math.isfinite(bounds.dual):  # ∞ · 0 is NaN
         gain = torch.where(batch.advantages < 0, torch.maximum(gain, bounds.dual * batch.advantages), gain)
     return Surrogate(-gain, ratio.detach())
 
@@ -75,10 +76,10 @@ def ppo(batch: PackedBatch, bounds: RatioBounds) -> Surrogate:
 def gspo(batch: PackedBatch, bounds: RatioBounds) -> Surrogate:
     """PPO's ℓ with the ratio of the sequence, s = (Π r_t)^(1/n) (GSPO, Zheng et al. 2025, arXiv:2507.18071).
 
-    Rewards are given to sequences, so sequences are what is clipped; as s is a mean in the exponent, its usual bounds
-    are a thousand times narrower. This is the paper's form for advantages per token, GSPO-token: with the ratio sg[s] ·
-    π_θ(a_t) / sg[π_θ(a_t)] every token has the value s and its own gradient. Where all tokens of a sequence have the
-    same advantage it is, in value and gradient, plain GSPO; where sequences have one token it is `ppo`.
+    Rewards belong to sequences, so sequences are clipped; since s is a geometric mean, its usual bounds are a thousand
+    times narrower. This is the paper's form for per-token advantages, GSPO-token: with the ratio sg[s] · π_θ(a_t) /
+    sg[π_θ(a_t)] every token has the value s and its own gradient. If all tokens of a sequence share one advantage,
+    value and gradient equal those of plain GSPO; with one token per sequence it is `ppo`.
     """
     log_ratio = batch.logprobs.detach() - _proximal(batch)
     means = sequence_sums(log_ratio, batch.sequence, batch.sequences) / sequence_lengths(
@@ -92,8 +93,9 @@ def gspo(batch: PackedBatch, bounds: RatioBounds) -> Surrogate:
 def cispo(batch: PackedBatch, bounds: RatioBounds) -> Surrogate:
     """ℓ_t = −sg[clip(r_t, low, high)] A_t log π_θ(a_t) (CISPO, MiniMax 2025, arXiv:2506.13585).
 
-    REINFORCE with a bounded importance weight: what is clipped is the weight and never the gradient, so rare tokens
-    that moved much (a "wait", a change of mind) keep teaching. Inside the bounds the gradient is that of unclipped PPO.
+    REINFORCE with a bounded importance weight: the clip applies to the weight, never to the gradient, so rare tokens
+    that moved far (a "wait", a change of mind) still contribute. Inside the bounds the gradient is that of unclipped
+    PPO.
     """
     ratio = torch.exp(batch.logprobs.detach() - _proximal(batch))
     return Surrogate(-ratio.clamp(bounds.low, bounds.high) * batch.advantages * batch.logprobs, ratio)
@@ -103,15 +105,15 @@ SURROGATES = {PolicyLoss.PPO: ppo, PolicyLoss.GSPO: gspo, PolicyLoss.CISPO: cisp
 
 
 def kl_estimate(estimator: KlEstimator, logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """KL(π_θ ‖ π_ref), from one token of π_θ each (Schulman 2020, "Approximating KL divergence"); δ = log π_ref/π_θ.
+    """Estimate of KL(π_θ ‖ π_ref) per token of π_θ (Schulman 2020, "Approximating KL divergence"); δ = log π_ref/π_θ.
 
         k1 = −δ              unbiased; often negative, large variance. Its gradient, ∇log π_θ, is 0 in expectation
         k2 = δ² / 2          biased, small variance. Its gradient is in expectation exactly ∇KL(π_θ ‖ π_ref)
         k3 = e^δ − 1 − δ     unbiased, never negative, small variance. Its gradient is in expectation ∇KL(π_ref ‖ π_θ)
 
-    k3 is the default: it is what GRPO penalises with; the number reported is an unbiased estimate of the divergence;
-    every token's penalty is ≥ 0, and 0 only at the reference; and near the reference, where a penalty is meant to keep
-    the policy, its gradient and k2's agree to first order. Far below it (δ ≫ 0) e^δ is steep; there k2 is gentler.
+    k3 is the default: GRPO uses it; the reported number is an unbiased estimate of the divergence; every token's
+    penalty is ≥ 0, and 0 only at the reference; and near the reference, where a penalty is meant to keep the policy,
+    its gradient agrees with k2's to first order. Far below the reference (δ ≫ 0) e^δ is steep and k2 is gentler.
     """
     delta = reference - logprobs
     match estimator:
@@ -126,7 +128,7 @@ def kl_estimate(estimator: KlEstimator, logprobs: torch.Tensor, reference: torch
 
 
 def token_shares(aggregation: Aggregation, batch: PackedBatch) -> torch.Tensor:
-    """What every token counts. Over the whole batch shares add up to 1, if the totals are its tokens and sequences."""
+    """Weight of each token in the loss. Sums to 1 over the batch if the totals are its tokens and sequences."""
     match aggregation:
         case Aggregation.TOKEN_MEAN:
             return torch.full_like(batch.behaviour, 1.0 / batch.total_tokens)
@@ -140,11 +142,12 @@ def token_shares(aggregation: Aggregation, batch: PackedBatch) -> torch.Tensor:
 def value_loss(
     values: torch.Tensor, returns: torch.Tensor, old_values: torch.Tensor, *, clip: float | None, total: float
 ) -> tuple[torch.Tensor, Metrics]:
-    """L = (1/total) Σ_t ½ max((V_t − R_t)², (clip(V_t, V°_t − ε, V°_t + ε) − R_t)²), over what has a value.
+    """L = (1/total) Σ_t ½ max((V_t − R_t)², (clip(V_t, V°_t − ε, V°_t + ε) − R_t)²), over tokens with a value.
 
-    V° is the value before the update and R the return of `advantage.gae`. The larger error counts, so a value that went
-    further than ε towards its return has no gradient, and one that went away from it always has (the value clipping of
-    PPO's first implementation, described in Engstrom et al. 2020, arXiv:2005.12729). `clip` = None is the plain square.
+    V° is the value before the update and R the return of `advantage.gae`. The larger error counts, so a value that
+    moved further than ε towards its return has no gradient, and one that moved away always has (the value clipping of
+    PPO's first implementation, described in Engstrom et al. 2020, arXiv:2005.12729). `clip` = None is the plain squared
+    error.
     """
     error = (values - returns).square()
     sums = {"value_error": error.detach().sum() / total}
@@ -158,7 +161,7 @@ def value_loss(
 
 
 def _penalty(settings: LossSettings, batch: PackedBatch, shares: torch.Tensor) -> tuple[torch.Tensor, Metrics]:
-    """β KL − η H; both are measured wherever the batch has what it takes."""
+    """β KL − η H. Each term is also measured without a weight, if the batch has its inputs."""
     total = shares.new_zeros(())
     sums: dict[str, torch.Tensor] = {}
     if batch.reference is not None:

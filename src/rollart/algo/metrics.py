@@ -1,7 +1,7 @@
-"""What a loss reports besides itself, in a form that micro-batches and ranks can add up.
+"""Loss metrics in a form that micro-batches and ranks can add up.
 
-A mean of means is wrong where micro-batches differ in size, so nothing is divided before everything is added: sums are
-added, maxima are compared, and `summary` makes means of them at the end. Values stay on the device until then.
+A mean of means is wrong when micro-batches differ in size, so nothing is divided early: sums are added, maxima are
+combined, and `summary` turns them into means at the end. Values stay on the device until then.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Sums and maxima over tokens, detached. Adding is associative and `Metrics()` is its zero."""
+    """Detached sums and maxima over tokens. Addition is associative, with `Metrics()` as its identity."""
 
     sums: Mapping[str, torch.Tensor] = field(default_factory=dict)
     maxima: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -26,10 +26,10 @@ class Metrics:
         return Metrics(sums, maxima)
 
     def summary(self) -> dict[str, float]:
-        """Plain numbers. What is a part of the loss is a sum already; everything else is a mean over tokens.
+        """Plain numbers: names in `ADDED` are reported as sums, everything else as a mean over tokens.
 
-        The effective sample size is that of the ratios between trainer and engine, (Σρ)² / (n Σρ²): the share of the
-        tokens that would tell as much if nothing had to be corrected (Kong 1992); 1 where both agree.
+        The effective sample size uses the ratios between trainer and engine, (Σρ)² / (n Σρ²): the fraction of tokens
+        that would carry the same information without a correction (Kong 1992); 1 where both agree.
         """
         values = {name: float(value) for name, value in self.sums.items()}
         tokens = values.pop("tokens", 0.0)
@@ -44,4 +44,4 @@ class Metrics:
 
 
 ADDED = frozenset({"loss", "policy_loss", "value_loss", "value_error", "value_clipped", "sequences"})
-"""Sums that are what is reported. Losses and all about values are divided by the totals of the whole batch already."""
+"""Metrics reported as sums. Losses and value metrics are already divided by the totals of the whole batch."""

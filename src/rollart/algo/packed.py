@@ -1,10 +1,10 @@
-"""The action tokens of a micro-batch, without padding: one number per token in 1-D tensors, and whose token it is.
+"""Action tokens of a micro-batch without padding: 1-D tensors with one entry per token, and its sequence index.
 
     sequence    0  0  0  1  1  2  2  2  2          sequences = 3
     logprobs    ·  ·  ·  ·  ·  ·  ·  ·  ·          only tokens that the policy sampled: no prompt, no observation
 
-Totals are those of the whole optimiser batch, over micro-batches and ranks. Losses and gradients of its micro-batches
-therefore add up to those of the batch in one piece, however it is cut, as long as no sequence is cut.
+Totals cover the whole optimiser batch, over all micro-batches and ranks. Losses and gradients of micro-batches
+therefore sum to those of the undivided batch, as long as no sequence is split.
 """
 
 from dataclasses import dataclass
@@ -14,25 +14,25 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedBatch:
-    """See the module. Every sequence from 0 to `sequences` − 1 has at least one token, all of its tokens here."""
+    """Action tokens of a micro-batch. Sequences 0 to `sequences` − 1 are complete and have at least one token each."""
 
     logprobs: torch.Tensor
-    """log π_θ, with the gradient."""
+    """log π_θ, with gradient."""
     behaviour: torch.Tensor
-    """log π_b: of the policy that sampled the token, whichever version that was, as the engine reported it."""
+    """log π_b of whichever version sampled the token, as reported by the engine."""
     advantages: torch.Tensor
     sequence: torch.Tensor
-    """int64, from 0; need not be sorted."""
+    """int64 sequence index, from 0; need not be sorted."""
     sequences: int
     total_tokens: float
-    """What a mean over tokens divides by. Dr. GRPO gives sequences × longest answer here: a constant."""
+    """Divisor of a mean over tokens. Dr. GRPO passes a constant here: sequences × longest answer."""
     total_sequences: float
     proximal: torch.Tensor | None = None
-    """log π_prox: of the weights before the first update on this batch, recomputed by the trainer. None = take π_b."""
+    """log π_prox: of the weights before the first update on this batch, recomputed by the trainer. None: use π_b."""
     reference: torch.Tensor | None = None
-    """log π_ref: of the frozen policy that the KL penalty holds to."""
+    """log π_ref: of the frozen policy that the KL penalty refers to."""
     entropy: torch.Tensor | None = None
-    """H(π_θ) where the token was sampled, with the gradient."""
+    """H(π_θ) at the sampled token, with gradient."""
 
     def __post_init__(self) -> None:
         shape = self.logprobs.shape
@@ -53,10 +53,10 @@ class PackedBatch:
 
 
 def sequence_sums(values: torch.Tensor, sequence: torch.Tensor, sequences: int) -> torch.Tensor:
-    """(sequences,): the sum of every sequence's tokens."""
+    """(sequences,): sum over the tokens of each sequence."""
     return values.new_zeros(sequences).index_add(0, sequence, values)
 
 
 def sequence_lengths(values: torch.Tensor, sequence: torch.Tensor, sequences: int) -> torch.Tensor:
-    """(sequences,): tokens of every sequence, in the type of `values`."""
+    """(sequences,): number of tokens of each sequence, in the dtype of `values`."""
     return sequence_sums(torch.ones_like(values), sequence, sequences)

@@ -1,1 +1,1 @@
-"""Commands, and the only place that knows every package: the composition root."""
+"""Commands: parse arguments, call `app` or `bench`, and print."""

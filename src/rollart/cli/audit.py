@@ -1,4 +1,4 @@
-"""`rollart audit`: whether a run kept the rules, from its journal alone."""
+"""`rollart audit`: check a run's invariants from its journal alone."""
 
 import sys
 from pathlib import Path
@@ -8,16 +8,16 @@ import msgspec
 import typer
 from rich.console import Console
 
+from rollart.app.run_folder import JOURNAL
 from rollart.cli.render import show_waste
-from rollart.cli.run_folder import JOURNAL
 from rollart.observe.journal import fold_journal
 
 
 def audit(
     run: Annotated[Path, typer.Argument(help="A run folder, its journal, or a trace of `rollart fuzz`.")],
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout and nothing else.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print only one JSON object on stdout.")] = False,
 ) -> None:
-    """Check conservation, staleness, shares, versions and lineage of a run, and say what was wasted and why.
+    """Check conservation, staleness, shares, versions and lineage of a run, and show what was wasted and why.
 
     Example: rollart audit runs/frozenlake-1
     """
@@ -35,6 +35,7 @@ def audit(
         if report is not None:
             body |= {
                 "ended": report.ended,
+                "stop": report.stop,
                 "open_trajectories": report.open_trajectories,
                 "outcomes": report.outcomes,
                 "wasted_tokens": report.wasted_tokens,
@@ -50,7 +51,7 @@ def audit(
         told = f" ({pruned:,} of them pruned)" if pruned else ""
         console.print(f"{events:,} events{told}, {len(violations) + unlisted} violations")
         if report is not None:
-            if not report.ended:
+            if report.stop is None:
                 console.print(f"the run did not end: {report.open_trajectories} trajectories open")
             show_waste(console, report)
     if violations:

@@ -1,4 +1,4 @@
-"""`rollart doctor`: what this machine has, what is missing for which use, and how to get it."""
+"""`rollart doctor`: what this machine has, what is missing for which use, and how to install it."""
 
 import json as jsonlib
 import os
@@ -26,7 +26,7 @@ PACKAGES = {
     "peft": ("lora", False),
     "vllm": ("vllm", False),
 }
-"""The extra of rollart that brings each, and whether `rollart train` needs it."""
+"""The extra of rollart that installs each package, and whether `rollart train` needs it."""
 LEAST_MEMORY_GB = 2.0
 LEAST_SHARED_GB = 0.25
 LEAST_DISK_GB = 1.0
@@ -34,7 +34,7 @@ MARKS = {"ok": "[green]ok[/]  ", "note": "[yellow]note[/]", "bad": "[red]bad[/] 
 
 
 class Finding(NamedTuple):
-    """`ok`: fine; `note`: something optional is not there; `bad`: training will not work, and what to do."""
+    """`ok`: fine; `note`: an optional part is missing; `bad`: training will not work, with a remedy."""
 
     mark: str
     what: str
@@ -42,11 +42,11 @@ class Finding(NamedTuple):
 
 
 def doctor(
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout and nothing else.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print only one JSON object on stdout.")] = False,
 ) -> None:
-    """Look at this machine: versions, cores, memory, ports; what is missing, and how to get it.
+    """Check this machine: versions, cores, memory, ports; what is missing, and how to install it.
 
-    Ends with 1 if `rollart train` cannot work here.
+    Exits with 1 if `rollart train` cannot work here.
 
     Example: rollart doctor
     """
@@ -69,15 +69,15 @@ def examine() -> Iterator[Finding]:
     yield from _devices()
     yield _kernels()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    yield Finding("ok", "cores", f"{cores} that this process may use")
+    yield Finding("ok", "cores", f"{cores} available to this process")
     memory_gb = _memory_gb()
     if memory_gb is not None:
-        yield _enough("memory", memory_gb, LEAST_MEMORY_GB, "close something, or train a smaller model")
+        yield _enough("memory", memory_gb, LEAST_MEMORY_GB, "close other programs, or train a smaller model")
     shared = Path("/dev/shm")
     if shared.is_dir():
-        remedy = "weights go through it: mount a larger one (docker: --shm-size=1g)"
+        remedy = "weights are passed through it: mount a larger one (docker: --shm-size=1g)"
         yield _enough("shared memory", shutil.disk_usage(shared).free / 1e9, LEAST_SHARED_GB, remedy)
-    yield _enough("disk", shutil.disk_usage(Path.cwd()).free / 1e9, LEAST_DISK_GB, "free some, or use --out elsewhere")
+    yield _enough("disk", shutil.disk_usage(Path.cwd()).free / 1e9, LEAST_DISK_GB, "free space, or use --out elsewhere")
     yield _loopback()
 
 
@@ -86,22 +86,22 @@ def _package(name: str, extra: str, *, needed: bool) -> Finding:
         return Finding("ok", name, metadata.version(name))
     except metadata.PackageNotFoundError:
         mark = "bad" if needed else "note"
-        return Finding(mark, name, f"missing; get it with: pip install 'rollart[{extra}]'")
+        return Finding(mark, name, f"missing; install it with: pip install 'rollart[{extra}]'")
 
 
 def _devices() -> Iterator[Finding]:
     try:
         import torch
     except ImportError as error:
-        if error.name != "torch":  # there, but broken; that it is missing was said
-            yield Finding("bad", "device", f"torch cannot be imported: {error}; install it anew")
+        if error.name != "torch":  # installed but broken; a missing torch was reported above
+            yield Finding("bad", "device", f"torch cannot be imported: {error}; reinstall it")
         return
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     yield Finding("ok", "device", ", ".join(names) if names else "CPU only; enough for the quickstart")
 
 
 def _kernels() -> Finding:
-    """What makes a CPU quick; a GPU does without."""
+    """Compiled kernels that speed up CPUs; GPUs do not need them."""
     try:
         return Finding("ok", "kernels", f"compiled for this processor: {compiled(cache_folder())}")
     except (CannotCompile, OSError) as error:
@@ -119,11 +119,11 @@ def _memory_gb() -> float | None:
 def _enough(what: str, have_gb: float, least_gb: float, remedy: str) -> Finding:
     if have_gb >= least_gb:
         return Finding("ok", what, f"{have_gb:.1f} GB free")
-    return Finding("bad", what, f"{have_gb:.2f} GB free, {least_gb:g} GB are needed: {remedy}")
+    return Finding("bad", what, f"{have_gb:.2f} GB free, {least_gb:g} GB needed: {remedy}")
 
 
 def _loopback() -> Finding:
-    """Worker processes talk over it."""
+    """Connections of worker processes."""
     try:
         with socket.socket() as server:
             server.bind(("127.0.0.1", 0))
@@ -131,5 +131,5 @@ def _loopback() -> Finding:
             with socket.create_connection(server.getsockname(), timeout=2.0):
                 pass
     except OSError as error:
-        return Finding("bad", "ports", f"no connection over 127.0.0.1 ({error}); look at the firewall or the sandbox")
+        return Finding("bad", "ports", f"no connection over 127.0.0.1 ({error}); check the firewall or the sandbox")
     return Finding("ok", "ports", "connections over 127.0.0.1 work")

@@ -1,4 +1,4 @@
-"""`rollart fuzz`: the control plane against thousands of randomised worlds, clusters and faults."""
+"""`rollart fuzz`: test the control plane in thousands of randomised worlds, clusters and faults."""
 
 import sys
 import time
@@ -6,45 +6,34 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from rollart.cli.sim import check_target, parse_mode
+from rollart.app.output import check_target
+from rollart.cli.sim import parse_mode
 from rollart.config.modes import Mode
+from rollart.observe.journal import write_trace
 from rollart.sim.crashes import Fuzzed, run_world
 from rollart.sim.fuzz import World, make_world
 from rollart.sim.shrink import shrink
+from rollart.sim.verdict import Verdict, check_seed
 from rollart.types.errors import RequestError
 
-MIN_STEPS, MIN_TRAJECTORIES = 3, 50
 CHUNK = 20
 
 
-class Verdict(NamedTuple):
-    """What one seed gave, small enough to travel between processes."""
-
-    seed: int
-    mode: str
-    violations: list[str]
-    rule: int
-    injected: Counter[int]
-    steps: int
-    trajectories: int
-    digest: str
-
-
 def fuzz(
-    seeds: Annotated[int, typer.Option(help="How many worlds.")] = 200,
-    from_: Annotated[int, typer.Option("--from", help="The first seed.")] = 0,
+    seeds: Annotated[int, typer.Option(help="Number of worlds.")] = 200,
+    from_: Annotated[int, typer.Option("--from", help="First seed.")] = 0,
     jobs: Annotated[int, typer.Option(help="Processes.")] = 2,
-    mode: Annotated[str, typer.Option(help="One mode only; by default every fifth seed has the same.")] = "",
-    seed: Annotated[int | None, typer.Option(help="Replay one seed; a failure is made as small as it gets.")] = None,
+    mode: Annotated[str, typer.Option(help="Test one mode only; by default the seeds alternate over all five.")] = "",
+    seed: Annotated[int | None, typer.Option(help="Replay one seed; a failure is reduced to a minimal world.")] = None,
     trace: Annotated[Path | None, typer.Option(help="With --seed: write its journal here, as JSON lines.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout and nothing else.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print only one JSON object on stdout.")] = False,
 ) -> None:
-    """Break the control plane in virtual time, and check the rules of the design from its journal.
+    """Test the control plane against faults in virtual time, checking the invariants of the design from its journal.
 
     Example: rollart fuzz --seeds 2000
     """
@@ -56,7 +45,7 @@ def fuzz(
         _replay(seed, chosen, trace, json=json)
         return
     if trace is not None:
-        raise RequestError("--trace goes with --seed: it writes the journal of one world")
+        raise RequestError("--trace needs --seed: it writes the journal of one world")
     started = time.monotonic()
     verdicts = list(_progress(_all(range(from_, from_ + seeds), chosen, jobs), seeds))
     summary = _summary(verdicts, time.monotonic() - started)
@@ -72,25 +61,12 @@ def fuzz(
         raise typer.Exit(1)
 
 
-def check_seed(seed: int, mode: Mode | None = None) -> Verdict:
-    """Run the world of a seed. A world that is too small to prove anything is a violation too."""
-    world = make_world(seed, mode)
-    done = run_world(world)
-    violations = [str(violation) for violation in done.violations]
-    if done.steps < MIN_STEPS or done.trajectories < MIN_TRAJECTORIES:
-        violations.append(f"the world is too small: {done.steps} steps, {done.trajectories} trajectories")
-    rule = done.violations[0].rule if done.violations else 0
-    return Verdict(
-        seed, world.tables["mode"], violations, rule, done.injected, done.steps, done.trajectories, done.digest
-    )
-
-
 def _check_many(seeds: list[int], mode: Mode | None) -> list[Verdict]:
     return [check_seed(seed, mode) for seed in seeds]
 
 
 def _all(seeds: range, mode: Mode | None, jobs: int) -> Iterator[Verdict]:
-    """In the order of the seeds, whatever process ran them."""
+    """Verdicts in the order of the seeds, whichever process ran them."""
     chunks = [list(seeds[start : start + CHUNK]) for start in range(0, len(seeds), CHUNK)]
     if jobs == 1:
         for chunk in chunks:
@@ -131,8 +107,7 @@ def _summary(verdicts: list[Verdict], seconds: float) -> dict[str, Any]:
 def _replay(seed: int, mode: Mode | None, trace: Path | None, *, json: bool) -> None:
     done = run_world(make_world(seed, mode))
     if trace is not None:
-        lines = [msgspec.json.encode(event) + b"\n" for event in done.events]
-        trace.write_bytes(b"".join(lines))
+        write_trace(trace, done.events)
     summary = {
         "seed": seed,
         "violations": [str(violation) for violation in done.violations],
@@ -146,7 +121,7 @@ def _replay(seed: int, mode: Mode | None, trace: Path | None, *, json: bool) -> 
     else:
         _print(summary)
     if done.violations:
-        _say(f"the smallest world that still breaks rule {done.violations[0].rule}:")
+        _say(f"the smallest world that still violates rule {done.violations[0].rule}:")
         _say(describe(_shrunk(done)))
         raise typer.Exit(1)
 
@@ -157,7 +132,7 @@ def _shrunk(done: Fuzzed) -> World:
 
 
 def describe(world: World) -> str:
-    """A world as text: enough to write a test of."""
+    """Description of a world, detailed enough to write a test from."""
     tables = msgspec.json.format(msgspec.json.encode(world.tables), indent=2).decode()
     faults = "\n".join(f"  {fault}" for fault in world.faults) or "  none"
     return f"{tables}\nfaults:\n{faults}\nlink: {world.link}\ncontroller dies at: {world.controller_dies_at_s}"

@@ -1,4 +1,4 @@
-"""`rollart`: few commands. Exit codes: 0 done, 1 the run failed, 2 the request was wrong."""
+"""`rollart`: the command line. Exit codes: 0 success, 1 the run failed, 2 invalid request."""
 
 import sys
 from typing import Annotated
@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from rollart import __version__
+from rollart.bench.commands import app as bench
 from rollart.cli.audit import audit
-from rollart.cli.bench import app as bench
 from rollart.cli.doctor import doctor
 from rollart.cli.eval import evaluate
 from rollart.cli.fuzz import fuzz
@@ -50,7 +50,7 @@ def options(
 
 
 def main() -> None:
-    """Run a command and exit with its code. Errors of ours are one sentence on stderr; a bug is a traceback."""
+    """Run a command and exit with its code. Our own errors are one sentence on stderr; a bug is a traceback."""
     try:
         app()
     except RequestError as error:

@@ -1,26 +1,27 @@
-"""A comparison of modes as a picture: where the average engine's time goes in a step, one bar per mode."""
+"""A comparison of modes as an SVG: where the average engine's time goes in a step, one bar per mode."""
 
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
 from rollart.cli.render import causes_of, words
 from rollart.observe.report import Report
+from rollart.types.journal import TimeUse
 
 _COLOURS = {
-    "busy": "#2f7d5b",
-    "barrier": "#c8553d",
-    "tail": "#e0a458",
-    "training": "#5b7db1",
-    "reward": "#8e6c8a",
-    "environment": "#7aa5a2",
-    "weight_sync": "#444b6e",
-    "no_work": "#b8b8b8",
+    TimeUse.BUSY: "#2f7d5b",
+    TimeUse.BARRIER: "#c8553d",
+    TimeUse.TAIL: "#e0a458",
+    TimeUse.TRAINING: "#5b7db1",
+    TimeUse.REWARD: "#8e6c8a",
+    TimeUse.ENVIRONMENT: "#7aa5a2",
+    TimeUse.WEIGHT_SYNC: "#444b6e",
+    TimeUse.NO_WORK: "#b8b8b8",
 }
 _WIDTH, _LEFT, _RIGHT, _TOP, _BAR, _GAP = 860, 96, 92, 64, 26, 14
 
 
 def comparison_svg(reports: Sequence[Report]) -> str:
-    """One bar per report, all on one scale; the causes add up to the time of a step."""
+    """One bar per report, all on one scale; the causes add up to the duration of a step."""
     times = [report.engine_seconds_per_step() for report in reports]
     longest = max(sum(time.values()) for time in times)
     scale = (_WIDTH - _LEFT - _RIGHT) / longest if longest else 0.0
@@ -53,10 +54,10 @@ def comparison_svg(reports: Sequence[Report]) -> str:
     )
 
 
-def _legend(causes: Sequence[str]) -> str:
+def _legend(causes: Sequence[TimeUse]) -> str:
     out, x = [], float(_LEFT)
     for cause in causes:
-        label = "busy" if cause == "busy" else f"idle: {words(cause)}"
+        label = "busy" if cause is TimeUse.BUSY else f"idle: {words(cause)}"
         out.append(
             f'<rect x="{x:.0f}" y="36" width="12" height="12" fill="{_COLOURS.get(cause, "#999")}"/>'
             f'<text class="l" x="{x + 17:.0f}" y="47">{escape(label)}</text>'

@@ -1,4 +1,4 @@
-"""Reports as tables for people."""
+"""Reports as tables on a terminal."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -10,14 +10,14 @@ from rich.table import Table
 from rollart.config.schema import RunConfig
 from rollart.control.fleet import WorkerSpec
 from rollart.observe.report import Report, Steady
-from rollart.types.journal import EvalEnded
+from rollart.types.journal import EvalEnded, TimeUse
 
 Baselines = Mapping[str, Mapping[str, float]]
-"""What scripts reach on the held-out prompts of a task, worst first."""
+"""Scores of scripted policies on the held-out prompts of a task, worst first."""
 
 
 def show_report(console: Console, report: Report, baselines: Baselines | None = None) -> None:
-    """One run."""
+    """Show the report of one run."""
     console.print(
         f"[bold]{report.name}[/] · {report.mode} · α = {report.alpha} · seed {report.seed} · {report.steps} steps in "
         f"{_seconds(report.seconds)}"
@@ -32,7 +32,7 @@ def show_report(console: Console, report: Report, baselines: Baselines | None = 
 
 
 def show_plan(console: Console, config: RunConfig, workers: Sequence[WorkerSpec]) -> None:
-    """What a run would do: its config with all defaults, and what goes where."""
+    """Show what a run would do: its config with all defaults, and the placement of its workers."""
     console.print_json(config.model_dump_json(exclude_defaults=False))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("workers", "pool", "hardware", "what it is"):
@@ -58,12 +58,12 @@ def _alike(workers: Sequence[WorkerSpec]) -> dict[tuple[str, str, str, str], lis
 
 
 def show_waste(console: Console, report: Report) -> None:
-    """What became of the trajectories and tokens of a run."""
+    """Show the outcomes of the trajectories and tokens of a run."""
     console.print(_counts(report))
 
 
 def show_comparison(console: Console, reports: Sequence[Report]) -> None:
-    """One scenario in several modes: what each costs, and why the next one is faster."""
+    """Show one scenario in several modes: what each costs, and why the next one is faster."""
     first = reports[0]
     console.print(
         f"[bold]{first.name}[/] · α = {first.alpha} · seed {first.seed} · {first.steps} steps; only the mode differs"
@@ -83,7 +83,7 @@ def show_comparison(console: Console, reports: Sequence[Report]) -> None:
     table.add_section()
     times = [report.engine_seconds_per_step() for report in reports]
     for cause in causes_of(times):
-        name = "engines busy" if cause == "busy" else f"  idle: {words(cause)}"
+        name = "engines busy" if cause is TimeUse.BUSY else f"  idle: {words(cause)}"
         table.add_row(name, *(_seconds(time.get(cause, 0.0)) for time in times))
     console.print(table)
     console.print("What makes the difference, in seconds of the average engine per step:")
@@ -91,7 +91,7 @@ def show_comparison(console: Console, reports: Sequence[Report]) -> None:
         console.print(f"  {before.mode} → {after.mode}: {before.step_s / after.step_s:.2f}×  ({_gap(old, new)})")
 
 
-def _gap(old: Mapping[str, float], new: Mapping[str, float]) -> str:
+def _gap(old: Mapping[TimeUse, float], new: Mapping[TimeUse, float]) -> str:
     """The causes whose time changed most, largest first."""
     change = {cause: new.get(cause, 0.0) - old.get(cause, 0.0) for cause in causes_of([old, new])}
     largest = max((abs(seconds) for seconds in change.values()), default=0.0)
@@ -113,21 +113,21 @@ def _figures(report: Report) -> Table:
 
 
 def _pools(report: Report) -> Table:
-    """Where every pool's time went, in per cent of its worker-seconds."""
+    """Where every pool's time went, as percentages of its worker-seconds."""
     table = _table("pool", "busy", "idle, by cause")
     table.columns[2].justify = "left"
     for pool, seconds in report.pools.items():
         total = sum(seconds.values()) or 1.0
-        idle = sorted((cause for cause in seconds if cause != "busy"), key=lambda cause: -seconds[cause])
+        idle = sorted((cause for cause in seconds if cause is not TimeUse.BUSY), key=lambda cause: -seconds[cause])
         told = [f"{words(cause)} {seconds[cause] / total:.1%}" for cause in idle if seconds[cause] / total >= 0.0005]
         engines = report.engines.get(pool)
         name = f"{pool} ({engines} engine{'s' if engines > 1 else ''})" if engines else pool
-        table.add_row(name, f"{seconds.get('busy', 0.0) / total:.1%}", ", ".join(told))
+        table.add_row(name, f"{seconds.get(TimeUse.BUSY, 0.0) / total:.1%}", ", ".join(told))
     return table
 
 
 def _steady(steady: Steady) -> Table:
-    """Engines while groups were opened, after the first step."""
+    """Engine utilisation while groups were opened, after the first step."""
     table = _table("without start and end", "busy", "in steps", "for KV recompute", "suspended by syncs")
     for pool, stepping in steady.stepping.items():
         shares = (steady.busy[pool], stepping, steady.recompute[pool], steady.suspended)
@@ -162,7 +162,11 @@ def _counts(report: Report) -> Table:
         table.add_row(f"{task} turns on", ", ".join(f"{name} {count / total:.0%}" for name, count in turns.items()))
     if report.fallbacks:
         table.add_row("placed elsewhere", _list(report.fallbacks))
-    table.add_row("mean reward", ", ".join(f"{task} {value:.3f}" for task, value in report.reward.items()) or "none")
+    rewards = [
+        f"{task} {value:.3f}" + (f" (kept {report.kept_reward[task]:.3f})" if task in report.kept_reward else "")
+        for task, value in report.reward.items()
+    ]
+    table.add_row("mean reward", ", ".join(rewards) or "none")
     rare = {"shares redistributed": report.redistributed, "workers lost": report.workers_lost, "stalls": report.stalls}
     for label, count in rare.items():
         if count:
@@ -171,7 +175,7 @@ def _counts(report: Report) -> Table:
 
 
 def _learned(report: Report, baselines: Baselines) -> Table:
-    """The first evaluation of every task against its last one, and scripts beside."""
+    """First and last evaluation of every task, beside the scores of scripts."""
     table = _table("held-out reward", "before", "after", "episodes", "scripts on the same prompts")
     table.columns[4].justify = "left"
     rounds: dict[str, list[EvalEnded]] = {}
@@ -196,10 +200,10 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def causes_of(times: Sequence[Mapping[str, float]]) -> list[str]:
-    """Every cause that took time anywhere, `busy` first."""
+def causes_of(times: Sequence[Mapping[TimeUse, float]]) -> list[TimeUse]:
+    """Every cause that took any time, `busy` first."""
     found = {cause: None for time in times for cause, seconds in time.items() if seconds > 1e-9}
-    return sorted(found, key=lambda cause: (cause != "busy", cause))
+    return sorted(found, key=lambda cause: (cause is not TimeUse.BUSY, cause))
 
 
 def words(cause: str) -> str:

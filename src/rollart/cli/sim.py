@@ -8,7 +8,8 @@ import msgspec
 import typer
 from rich.console import Console
 
-from rollart.cli.pages import MANY_AGENTS, restart_with_large_pages
+from rollart.app.huge_pages import MANY_AGENTS, restart_with_large_pages
+from rollart.app.output import check_target
 from rollart.cli.picture import comparison_svg
 from rollart.cli.render import show_comparison, show_report
 from rollart.config.modes import Mode
@@ -23,14 +24,14 @@ ALL = "all"
 
 
 def sim(
-    scenario: Annotated[str, typer.Argument(help="Which world, such as laptop.")] = "laptop",
+    scenario: Annotated[str, typer.Argument(help="Scenario, such as laptop.")] = "laptop",
     mode: Annotated[str, typer.Option(help="sync, sync_plus, one_off, areal, rollart, or all side by side.")] = "",
-    seed: Annotated[int | None, typer.Option(help="Another draw of the same world.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the scenario's random draws.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key: --set alpha=2. Repeatable.")] = None,
-    svg: Annotated[Path | None, typer.Option(help="With --mode all: write the comparison as a picture.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout and nothing else.")] = False,
+    svg: Annotated[Path | None, typer.Option(help="With --mode all: write the comparison as an SVG.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print only one JSON object on stdout.")] = False,
 ) -> None:
-    """Run a scenario in virtual time and say where the time went.
+    """Run a scenario in virtual time and show where the time went.
 
     Example: rollart sim laptop --mode all
     """
@@ -68,17 +69,11 @@ def _modes(mode: str) -> list[str]:
 
 
 def parse_mode(mode: str, *also: str) -> Mode:
-    """The mode of that name; `also` names what the caller takes besides."""
+    """Parse the name of a mode; `also` lists other values that the caller accepts, for the error message."""
     if mode not in list(Mode):
         known = [*Mode, *also]
-        raise RequestError(f"--mode: no mode {mode!r}{did_you_mean(mode, known)}; there are {', '.join(known)}")
+        raise RequestError(f"--mode: no mode {mode!r}{did_you_mean(mode, known)}; modes are {', '.join(known)}")
     return Mode(mode)
-
-
-def check_target(option: str, path: Path | None) -> None:
-    """Refuse a file that could not be written, before the work that it is for."""
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise RequestError(f"{option} {path}: is a folder, or in a folder that is not there; name a file")
 
 
 def _as_json(reports: dict[str, tuple[Report, str]]) -> dict[str, Any]:

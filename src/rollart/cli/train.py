@@ -9,10 +9,10 @@ import msgspec
 import typer
 from rich.console import Console
 
-from rollart.cli.compose import baselines_of, worker_specs
+from rollart.app.compose import baselines_of, worker_specs
+from rollart.app.run_folder import JOURNAL
+from rollart.app.running import RuntimeKind, carry_out, new_run, newest_checkpoint, require, resumed_run
 from rollart.cli.render import show_plan, show_report
-from rollart.cli.run_folder import JOURNAL
-from rollart.cli.running import RuntimeKind, carry_out, new_run, require, resumed_run
 from rollart.config.load import load_toml, override
 from rollart.config.suggest import did_you_mean
 from rollart.observe.journal import digest, read_journal
@@ -24,15 +24,15 @@ QUICKSTART = "quickstart"
 def train(
     config: Annotated[str | None, typer.Argument(help="A TOML file, or a preset: quickstart, frozenlake.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key: --set steps=20. Repeatable.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; must be new or empty.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Folder of a run to go on with from its checkpoint.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; must be new or empty.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Run folder to resume from its last checkpoint.")] = None,
     runtime: Annotated[
         RuntimeKind, typer.Option(help="Workers as processes (ray), or as threads of this one (inline).")
     ] = RuntimeKind.RAY,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the resolved config and what goes where.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout and nothing else.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the resolved config and worker placement.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print only one JSON object on stdout.")] = False,
 ) -> None:
-    """Train for real, on this machine. Without CONFIG it is the quickstart: three tasks, from scratch, in minutes.
+    """Train on this machine. Without CONFIG it runs the quickstart: three tasks, from scratch, in minutes.
 
     Example: rollart train frozenlake --set steps=20 --out runs/first
     """
@@ -40,7 +40,7 @@ def train(
     assignments = list(set_ or [])
     if resume is not None:
         if config is not None or out is not None:
-            raise RequestError("--resume takes the config and the folder of the run; leave CONFIG and --out away")
+            raise RequestError("--resume uses the config and the folder of the run; omit CONFIG and --out")
         plan = resumed_run(resume, lambda tables: override(tables, assignments))
     else:
         plan = new_run(override(load_toml(config_file(config or QUICKSTART)), assignments))
@@ -48,12 +48,14 @@ def train(
         show_plan(Console(), plan.config, worker_specs(plan.config, None, None))
         return
     folder, report = carry_out(plan, runtime, out)
+    checkpoint = newest_checkpoint(folder)
     if json:
         figures = msgspec.to_builtins(report, str_keys=True)
         extra = {
             "wasted_token_share": report.wasted_token_share,
             "digest": digest(read_journal(folder / JOURNAL)),
             "folder": str(folder),
+            "checkpoint": None if checkpoint is None else str(checkpoint),
         }
         sys.stdout.write(msgspec.json.encode(figures | extra).decode() + "\n")
         return
@@ -61,7 +63,7 @@ def train(
 
 
 def config_file(config: str) -> Path:
-    """A preset by its name, or a file."""
+    """Resolve the name of a preset, or the path of a file."""
     presets = resources.files("rollart.config") / "presets"
     with resources.as_file(presets) as folder:
         known = sorted(path.stem for path in folder.glob("*.toml"))
@@ -69,7 +71,6 @@ def config_file(config: str) -> Path:
             return folder / f"{config}.toml"
     if "." not in config and not Path(config).exists():
         raise RequestError(
-            f"{config!r} is no preset{did_you_mean(config, known)}, and no such file is here; "
-            f"presets are {', '.join(known)}"
+            f"{config!r} is neither a preset{did_you_mean(config, known)} nor a file; presets are {', '.join(known)}"
         )
     return Path(config)

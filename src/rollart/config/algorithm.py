@@ -1,6 +1,6 @@
-"""What is optimised, and how. The formulas are in `rollart.algo`; this part imports without torch.
+"""Settings of the algorithm. The formulas are in `rollart.algo`; this module imports without torch.
 
-Defaults that the kinds do not share (clip range, aggregation, discount) are those of the papers, and hold unless set.
+Defaults that differ between kinds (clip range, aggregation, discount) are those of the papers, unless set.
 """
 
 import enum
@@ -16,27 +16,27 @@ PositiveReal = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class PolicyLoss(enum.Enum):
-    """What stands before the gradient of a token's log-probability."""
+    """Factor of the gradient of a token's log-probability."""
 
     PPO = "ppo"
-    """The ratio of the token, clipped: the objective of PPO, GRPO, Dr. GRPO, DAPO, RLOO, REINFORCE++ and GiGPO."""
+    """Clipped ratio of the token: the objective of PPO, GRPO, Dr. GRPO, DAPO, RLOO, REINFORCE++ and GiGPO."""
     GSPO = "gspo"
-    """The length-normalised ratio of its sequence, clipped."""
+    """Clipped, length-normalised ratio of the token's sequence."""
     CISPO = "cispo"
-    """The ratio of the token as a constant with a cap: no token is ever without a gradient."""
+    """Capped ratio of the token, as a constant: every token keeps a gradient."""
 
 
 class Aggregation(enum.Enum):
-    """How the terms of tokens become one number."""
+    """How per-token terms are reduced to one number."""
 
     TOKEN_MEAN = "token_mean"
-    """Every token weighs the same, so long sequences weigh more (DAPO)."""
+    """Mean over tokens: every token has the same weight, so long sequences weigh more (DAPO)."""
     SEQUENCE_MEAN = "sequence_mean"
-    """The mean of the sequences' means: every sequence weighs the same (GRPO, GSPO)."""
+    """Mean of per-sequence means: every sequence has the same weight (GRPO, GSPO)."""
 
 
 class KlEstimator(enum.Enum):
-    """How the divergence from the reference is estimated from one token; see `rollart.algo.loss.kl_estimate`."""
+    """Per-token estimator of the divergence from the reference; see `rollart.algo.loss.kl_estimate`."""
 
     K1 = "k1"
     K2 = "k2"
@@ -44,7 +44,7 @@ class KlEstimator(enum.Enum):
 
 
 class CorrectionKind(enum.Enum):
-    """What is done with the importance weight of a token that another policy sampled."""
+    """Treatment of the importance weight of a token that another policy sampled."""
 
     NONE = "none"
     """Every weight is 1."""
@@ -55,29 +55,29 @@ class CorrectionKind(enum.Enum):
 
 
 class CorrectionLevel(enum.Enum):
-    """What the weight is the ratio of."""
+    """Level at which the ratio of the importance weight is computed."""
 
     TOKEN = "token"
-    """The token: low variance, blind to how likely its prefix was."""
+    """Ratio of the token: low variance, ignores how likely its prefix was."""
     SEQUENCE = "sequence"
-    """All the sequence's sampled tokens, their ratios multiplied: exact, and useless where sequences are long."""
+    """Product of the ratios of all sampled tokens of the sequence: exact, but useless for long sequences."""
     GEOMETRIC = "geometric"
-    """The geometric mean over the sequence, which does not grow with its length: to find sequences that are off."""
+    """Geometric mean over the sequence, independent of its length: finds off-policy sequences."""
 
 
 class CorrectionSettings(Strict):
-    """How tokens of earlier versions, or of an engine that computes differently, are corrected for."""
+    """Importance correction of tokens from earlier versions, or from an engine with different numerics."""
 
     kind: CorrectionKind = CorrectionKind.NONE
     level: CorrectionLevel = CorrectionLevel.TOKEN
     cap: PositiveReal = 2.0
     floor: NotNegativeReal = 0.0
-    """Of `mask` only. IcePop uses 0.5 with a cap of 5."""
+    """For `mask` only. IcePop uses 0.5 with a cap of 5."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.floor > 0 and self.kind is not CorrectionKind.MASK:
-            raise ValueError(f"a floor belongs to the correction `mask`, not to `{self.kind.value}`")
+            raise ValueError(f"floor applies only to the correction `mask`, not to `{self.kind.value}`")
         if self.floor >= self.cap:
             raise ValueError(f"the floor ({self.floor:g}) must be below the cap ({self.cap:g})")
         if self.cap < 1:
@@ -88,29 +88,29 @@ class CorrectionSettings(Strict):
 
 
 class RatioBounds(NamedTuple):
-    """Beyond which ratios a token is no longer followed."""
+    """Ratios beyond which a token is clipped."""
 
     low: float
     high: float
-    """For a token that should become more likely."""
+    """For tokens with a positive advantage."""
     dual: float
-    """For one that should become less likely."""
+    """For tokens with a negative advantage (dual clip)."""
 
 
 class LossSettings(Strict):
-    """The loss of the policy."""
+    """Policy loss."""
 
     kind: PolicyLoss = PolicyLoss.PPO
     clip_low: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Ratios below 1 − clip_low are clipped; 1 = never. None = the usual one of the kind."""
+    """Ratios below 1 − clip_low are clipped; 1 = never. None = the default of the kind."""
     clip_high: PositiveReal | None = None
-    """Ratios above 1 + clip_high are clipped. None = the usual one of the kind; 0.28 with `ppo` is DAPO's."""
+    """Ratios above 1 + clip_high are clipped. None = the default of the kind; DAPO uses 0.28 with `ppo`."""
     dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
-    """`ppo`: tokens that should become less likely are clipped too, where their ratio is above this; 3 is usual. None =
-    never; then one that became a thousand times as likely since it was sampled, as happens where rollout is ahead of
-    training, outweighs its whole batch."""
+    """`ppo`: ratio above which tokens with a negative advantage are clipped too; 3 is usual. None = never; then one
+    token that became a thousand times as likely since it was sampled, as happens when rollout runs ahead of training,
+    can outweigh its whole batch."""
     aggregation: Aggregation | None = None
-    """None = the usual one of the kind."""
+    """None = the default of the kind."""
     kl_weight: NotNegativeReal = 0.0
     kl_estimator: KlEstimator = KlEstimator.K3
     entropy_weight: NotNegativeReal = 0.0
@@ -121,10 +121,10 @@ class LossSettings(Strict):
         if self.kl_weight > 0 and self.kl_estimator is KlEstimator.K1:
             raise ValueError(
                 "k1 cannot be a penalty in the loss: its gradient is 0 in expectation, whatever the distance. "
-                "Use k2, which has the gradient that is meant, or k3"
+                "Use k2, which has the intended gradient, or k3"
             )
         if self.dual_clip is not None and self.kind is not PolicyLoss.PPO:
-            raise ValueError(f"a dual_clip belongs to the loss `ppo`, not to `{self.kind.value}`")
+            raise ValueError(f"dual_clip applies only to the loss `ppo`, not to `{self.kind.value}`")
         return self
 
     def ratio_bounds(self) -> RatioBounds:
@@ -142,7 +142,7 @@ class LossSettings(Strict):
 _CLIP = {
     PolicyLoss.PPO: (0.2, 0.2),
     PolicyLoss.GSPO: (3e-4, 4e-4),
-    # No lower bound, as in the paper, which does not give the upper one: a weight of at most 5.
+    # No lower bound, as in the paper, which does not state the upper one: a weight of at most 5.
     PolicyLoss.CISPO: (1.0, 4.0),
 }
 _AGGREGATION = {
@@ -153,68 +153,68 @@ _AGGREGATION = {
 
 
 class AdvantageKind(enum.Enum):
-    """What a trajectory, a turn or a token is compared with; see `rollart.algo.advantage`."""
+    """Baseline of a trajectory, a turn or a token; see `rollart.algo.advantage`."""
 
     GRPO = "grpo"
-    """The mean of its group, in deviations of the group."""
+    """Mean of the group, divided by the standard deviation of the group."""
     DR_GRPO = "dr_grpo"
-    """The mean of its group."""
+    """Mean of the group."""
     RLOO = "rloo"
-    """The mean of the others of its group."""
+    """Mean of the other members of the group (leave-one-out)."""
     REINFORCE_PLUS_PLUS = "reinforce_plus_plus"
-    """The mean of the batch, in deviations of the batch."""
+    """Mean of the batch, divided by the standard deviation of the batch."""
     GIGPO = "gigpo"
-    """Per turn: the mean of its group, and of the turns of the group that start in the same state."""
+    """Per turn: mean of the group, and of the group's turns that start in the same state."""
     GAE = "gae"
-    """Per token: a value that the trainer learns beside the policy."""
+    """Per token: a value function learned beside the policy."""
 
 
 class CriticSettings(Strict):
-    """How the trainer learns values, and makes advantages of them (`gae`)."""
+    """How the trainer learns values and computes advantages from them (`gae`)."""
 
     discount: Annotated[float, Field(gt=0, le=1)] = 1.0
     trace: Annotated[float, Field(ge=0, le=1)] = 0.95
     value_weight: PositiveReal = 0.5
-    """Of the value loss, beside that of the policy."""
+    """Weight of the value loss relative to the policy loss."""
     value_learning_rate: PositiveReal | None = None
-    """Of the value head; None = that of the policy."""
+    """Learning rate of the value head; None = that of the policy."""
     whiten: bool = True
-    """Advantages of a batch get mean 0 and deviation 1."""
+    """Normalise the advantages of a batch to mean 0 and standard deviation 1."""
 
 
 class AlgorithmSettings(Strict):
-    """How rewards become advantages, and advantages steps. What the chosen advantage has no use for is refused."""
+    """How rewards become advantages and training steps. Parameters that the chosen advantage ignores are rejected."""
 
     advantage: AdvantageKind = AdvantageKind.GRPO
     group_baseline: bool | None = None
-    """`reinforce_plus_plus`: take the mean of its group from a reward first; False unless set."""
+    """`reinforce_plus_plus`: subtract the group mean from rewards first; False unless set."""
     step_weight: NotNegativeReal | None = None
-    """`gigpo`: what turns weigh beside episodes; 1 unless set."""
+    """`gigpo`: weight of turn-level relative to episode-level advantages; 1 unless set."""
     normalise: bool | None = None
-    """`gigpo`: divide by deviations; True unless set."""
+    """`gigpo`: divide by standard deviations; True unless set."""
     discount: Annotated[float, Field(gt=0, le=1)] | None = None
     """`gigpo`, per turn: 0.95 unless set. `gae`, per token: 1 unless set."""
     trace: Annotated[float, Field(ge=0, le=1)] | None = None
     """`gae`: λ; 0.95 unless set."""
     value_weight: PositiveReal | None = None
-    """`gae`: of the value loss beside that of the policy; 0.5 unless set."""
+    """`gae`: weight of the value loss relative to the policy loss; 0.5 unless set."""
     value_learning_rate: PositiveReal | None = None
-    """`gae`: of the value head; that of the trainer unless set."""
+    """`gae`: learning rate of the value head; that of the trainer unless set."""
     whiten: bool | None = None
-    """`gae`: advantages of a batch get mean 0 and deviation 1; True unless set."""
+    """`gae`: normalise the advantages of a batch to mean 0 and standard deviation 1; True unless set."""
     filter_zero_variance: bool = False
-    """Groups in which all rewards are equal are not trained, and others are sampled instead (dynamic sampling)."""
+    """Reject groups in which all rewards are equal and sample others instead (dynamic sampling)."""
     filter_limit: NotNegativeReal | None = None
-    """At most so many times a task's share is filtered for one batch; then groups without signal fill it too, so that
-    a task that is nearly solved does not hold up the others. Unset: until the deadline of the share."""
+    """Maximum number of rejected groups per batch, as a multiple of the task's share; beyond it groups without signal
+    are accepted, so that a nearly solved task does not delay the others. Unset: until the deadline of the share."""
     epochs: Annotated[int, Field(gt=0)] = 1
-    """How often a batch is trained on."""
+    """Passes over each batch."""
     minibatches: Annotated[int, Field(gt=0)] = 1
-    """Optimiser steps per epoch, each on its part of the trajectories."""
+    """Optimiser steps per epoch, each on a part of the trajectories."""
     loss: LossSettings = LossSettings()
 
-    def useless(self) -> dict[str, tuple[str, ...]]:
-        """Parameters that are set and that the chosen advantage has no use for, with the advantages that do."""
+    def unused_parameters(self) -> dict[str, tuple[str, ...]]:
+        """Parameters that are set but ignored by the chosen advantage, with the advantages that use them."""
         return {
             name: tuple(kind.value for kind in kinds)
             for name, kinds in _USED_BY.items()
@@ -222,7 +222,7 @@ class AlgorithmSettings(Strict):
         }
 
     def critic(self) -> CriticSettings | None:
-        """What the trainer needs to learn values; None where no advantage is made of them."""
+        """Settings of the value function; None if the advantage does not use one."""
         if self.advantage is not AdvantageKind.GAE:
             return None
         chosen = {name: getattr(self, name) for name in CriticSettings.model_fields}

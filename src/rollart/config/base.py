@@ -1,9 +1,9 @@
-"""The base of every configuration model."""
+"""Base class of all configuration models."""
 
 from pydantic import BaseModel, ConfigDict
 
 
 class Strict(BaseModel):
-    """Frozen, and refuses keys that it does not know."""
+    """Frozen model that rejects unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

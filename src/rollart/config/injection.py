@@ -1,4 +1,4 @@
-"""Trouble on purpose: latency and failures of environments, to see a run survive them."""
+"""Fault injection: artificial latency and failures of environments, to test that a run survives them."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -9,20 +9,20 @@ from rollart.config.base import Strict
 
 
 class Injection(Strict):
-    """What is put into the environments of a task. See `rollart.backends.environments.inject`."""
+    """Faults injected into the environments of a task. See `rollart.backends.environments.inject`."""
 
     latency_ms: float = Field(default=0.0, ge=0)
-    """Mean of a log-normal waiting time before every reset and step."""
+    """Mean of a log-normal delay before every reset and step."""
     sigma: float = Field(default=1.0, ge=0)
-    """Of its logarithm: 0 is always the mean, 1 a long tail."""
+    """Standard deviation of the delay's logarithm: 0 = always the mean, 1 = a long tail."""
     hang_share: float = Field(default=0.0, ge=0, le=1)
-    """Chance of every reset and step to hang."""
+    """Probability that a reset or step hangs."""
     hang_s: float | None = Field(default=None, gt=0)
-    """For how long; None: for ever."""
+    """Duration of a hang; None = for ever."""
     raise_every: int | None = Field(default=None, ge=1)
-    """Every so many turns of an episode the environment raises: an episode that lasts so long never ends well."""
+    """The environment raises at every n-th turn of an episode, so episodes of that length never succeed."""
     bad_slots: tuple[int, ...] | None = None
-    """Only environments in these slots hang and raise; None: all. Latency is everywhere."""
+    """Slots whose environments hang and raise; None = all. Latency applies to all slots."""
 
 
 def _several(value: object) -> object:
@@ -30,4 +30,4 @@ def _several(value: object) -> object:
 
 
 Injections = Annotated[tuple[Injection, ...], BeforeValidator(_several)]
-"""One table or a list of them, each with slots of its own."""
+"""One table or a list of tables, each with its own slots."""

@@ -1,4 +1,4 @@
-"""From TOML and `--set` overrides to a checked config. Every problem is a `ConfigError` with the key's path."""
+"""Load and validate a config from TOML and `--set` overrides. Every problem is a `ConfigError` with the key's path."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -12,23 +12,31 @@ from rollart.types.errors import ConfigError
 
 M = TypeVar("M", bound=BaseModel)
 
+RENAMED = {
+    "deadlines.engine_joins_s": (
+        "model_loads_s for the start of engines and the trainer, worker_starts_s for that of other workers, and "
+        "no_engine_s for how long a run may be without engines"
+    )
+}
+"""Keys of earlier versions, and their replacements."""
+
 
 def load_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file."""
+    """Parse a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError("", f"{path}: no such config file") from None
     except IsADirectoryError:
-        raise ConfigError("", f"{path} is a folder; give the config file in it") from None
+        raise ConfigError("", f"{path} is a folder; give the path of a config file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError("", f"{path} is not valid TOML: {error}") from None
 
 
 def override(data: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """`data` with `key.path=value` assignments applied.
+    """Apply `key.path=value` assignments to a copy of `data`.
 
-    Values are TOML (`3`, `true`, `"text"`, `[1, 2]`); what is not valid TOML is taken as text.
+    Values are TOML (`3`, `true`, `"text"`, `[1, 2]`); a value that is not valid TOML is taken as text.
     """
     out = _copy(data)
     for assignment in assignments:
@@ -46,25 +54,25 @@ def override(data: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, A
 
 
 def check(model: type[M], data: Mapping[str, Any]) -> M:
-    """`data` as a `model`, or its first problem as a `ConfigError`; an unknown key comes first."""
+    """Validate `data` as a `model`; the first problem is raised as a `ConfigError`, unknown keys before others."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
         problems = error.errors(include_url=False)
-        # A key that is missing may be one that is misspelt: the typo explains it, not the other way round.
+        # A missing key may be a misspelt one, in which case the typo is the real problem.
         first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
         loc = _keys_of(data, first["loc"])
         raise _explained(model, loc, first["type"], first["msg"], first.get("input")) from None
 
 
 def _keys_of(data: Any, loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """`loc` without what is no key of the user's: the branch of a union (`model.str`), the index of a single table."""
+    """`loc` without parts that the user did not write: union branches (`model.str`), the index of a single table."""
     here = data
     keys: list[int | str] = []
     for part in loc:
         if isinstance(here, Mapping):
             if isinstance(part, int):
-                continue  # one table where a list of them may stand
+                continue  # a single table in place of a list
             here = here.get(part)
         elif isinstance(here, Sequence) and not isinstance(here, str) and isinstance(part, int):
             here = here[part] if part < len(here) else None
@@ -79,12 +87,14 @@ def _explained(
 ) -> ConfigError:
     path = ".".join(str(part) for part in loc)
     if kind == "extra_forbidden":
+        if path in RENAMED:
+            return ConfigError(path, f"is now called {RENAMED[path]}")
         known = _keys_at(model, loc[:-1])
         return ConfigError(path, f"unknown key{did_you_mean(str(loc[-1]), known)}")
     if kind == "missing":
         return ConfigError(path, "is missing")
     if kind == "value_error":
-        # A validator of ours, whose sentence says it all.
+        # Raised by one of our own validators: its message is complete.
         return ConfigError(path, message.removeprefix("Value error, "))
     words = message[:1].lower() + message[1:]
     if kind in ("enum", "literal_error") and isinstance(given, str):
@@ -94,7 +104,7 @@ def _explained(
 
 
 def _keys_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
-    """The keys that the table at `loc` may have."""
+    """Keys that are valid in the table at `loc`."""
     here: Any = model
     for part in loc:
         if isinstance(here, type) and issubclass(here, BaseModel):
@@ -102,13 +112,13 @@ def _keys_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
             here = None if field is None else field.annotation
         else:
             here = _inside(here)
-    if get_origin(here) is tuple:  # one table where a list of them may stand
+    if get_origin(here) is tuple:  # a single table in place of a list
         here = _inside(here)
     return list(here.model_fields) if isinstance(here, type) and issubclass(here, BaseModel) else []
 
 
 def _inside(kind: Any) -> Any:
-    """What a mapping such as dict[str, TaskSettings] holds under any name, or a tuple at any place."""
+    """Value type of a mapping such as dict[str, TaskSettings], or item type of a tuple."""
     kinds = [part for part in get_args(kind) if part is not ...]
     return kinds[-1] if kinds else None
 

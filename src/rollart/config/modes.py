@@ -24,20 +24,20 @@ class Mode(enum.StrEnum):
 
 
 class ModeSettings(Strict):
-    """What a mode means to the policies."""
+    """Policy settings of a mode."""
 
     environment_barrier: bool
     """All environments of a batch take their turns together."""
     reward_after_rollout: bool
-    """Rewards are computed when the last episode of the batch is over, instead of when each one is."""
+    """Rewards are computed after the last episode of the batch, instead of after each episode."""
     overlap: bool
-    """Training runs beside rollout."""
+    """Training runs concurrently with rollout."""
     interrupt: bool
-    """At an update trajectories in flight are interrupted and go on with the new weights; else all end before it."""
+    """An update interrupts trajectories in flight, which continue with the new weights; otherwise rollout drains."""
     check_every_turn: bool
-    """The staleness bound holds at every turn and at the claim; otherwise it only limits what is started."""
+    """The staleness bound is enforced at every turn and at the claim; otherwise only at the start of a trajectory."""
     affinity: bool
-    """Tasks go to the hardware class that they name."""
+    """Tasks run on their preferred hardware class."""
 
 
 MODES: dict[Mode, ModeSettings] = {

@@ -1,4 +1,4 @@
-"""The configuration of a run. Everything that can be refused is refused here, before anything starts."""
+"""The configuration of a run. Invalid configurations are rejected here, before anything starts."""
 
 import math
 from fractions import Fraction
@@ -11,71 +11,72 @@ from rollart.config.base import Strict
 from rollart.config.injection import Injections
 from rollart.config.modes import MODES, Mode, ModeSettings
 from rollart.config.suggest import did_you_mean
-from rollart.config.training import TrainerSettings
+from rollart.config.training import KEEP_CHECKPOINTS, TrainerSettings
 from rollart.types.errors import ConfigError
+from rollart.types.messages import KvOnUpdate
 from rollart.types.trajectory import StaleTreatment
 
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
 PositiveReal = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = PositiveReal
-"""Never infinite: no wait without a deadline."""
+"""Always finite: every wait has a deadline."""
 
 
 class BatchSettings(Strict):
-    """What a training step consumes: whole groups."""
+    """Composition of a training batch, which consists of whole groups."""
 
     trajectories: Positive = 64
     group_size: Positive = 8
     extra_groups: NotNegative = 0
-    """Groups in flight beyond what a batch needs, per task. The first to finish are kept: a bias to short ones."""
+    """Groups in flight beyond what a batch needs, per task. The first to finish are kept, a bias towards short ones."""
     extra_members: NotNegative = 0
-    """Members started beyond `group_size`. The first to finish are kept: a bias to short ones."""
+    """Members started beyond `group_size`. The first to finish are kept, a bias towards short ones."""
 
 
 class TaskSettings(Strict):
     """One task: its environments, its share of the batch, its hardware, its limits."""
 
     share: PositiveReal = 1.0
-    """Relative to the other tasks; every task must come out at a whole number of groups per batch."""
+    """Share of the batch relative to the other tasks; must give every task a whole number of groups per batch."""
     hardware: str | None = None
-    """The class of engine that fits best; None = any."""
+    """Preferred hardware class; None = any."""
     fallback: tuple[str, ...] | None = None
-    """Classes that will do when the preferred one is missing or overloaded; None = every other class."""
+    """Classes to use when the preferred one is missing or overloaded; None = every other class."""
     environments: Positive = 16
-    """Episodes that can run at once."""
+    """Maximum number of concurrent episodes."""
     environments_per_worker: Positive = 64
     max_turns: Positive = 30
     max_turn_tokens: Positive = 64
     max_context: Positive = 32768
-    """Tokens of one sequence; an episode that reaches it is truncated."""
+    """Maximum length of a sequence in tokens; an episode that reaches it is truncated."""
     temperature: PositiveReal = 1.0
     stale: StaleTreatment = StaleTreatment.ABORT
     reset_deadline_s: Seconds = 600.0
     step_deadline_s: Seconds = 120.0
     share_deadline_s: Seconds = 3600.0
-    """How long a batch waits for this task, from when the trainer is free."""
+    """How long a batch waits for this task, counted from when the trainer is free."""
     unfilled: Literal["redistribute", "stop"] = "redistribute"
-    """What happens then: other tasks fill in for this batch (recorded), or the run stops."""
+    """Action at that deadline: other tasks fill in for this batch (recorded), or the run stops."""
     eval_episodes: NotNegative = 0
     """Held-out episodes per evaluation."""
     environment: str = ""
-    """Factory of the environment, `package.module:callable` (real runs)."""
+    """Factory path of the environment, `package.module:callable` (real runs)."""
     environment_settings: dict[str, Any] = Field(default_factory=dict)
     inject: Injections = ()
-    """Latency and failures put into its environments on purpose, one table or several (real runs)."""
+    """Latency and failures injected into its environments, one table or several (real runs)."""
     reward: str = "rollart.backends.rewards.functions:episode_return"
     """Factory path of the reward function (real runs)."""
     prompt_path: str = ""
-    """A file of JSON lines, or a folder of texts, with the prompts (real runs); without one they are seeds."""
+    """JSON-lines file or folder of text files with the prompts (real runs); by default prompts are seeds."""
     hold_out: Literal["content", "seed"] = "content"
-    """What keeps training and held-out prompts apart (real runs).
+    """How training and held-out prompts are kept disjoint (real runs).
 
-    `content`: a quarter of all contents, by hash, where the task can tell; different seeds often draw the same.
-    `seed`: only the numbers differ; for tasks with too few contents to hold any out.
+    `content`: a quarter of all contents, by hash, if the task exposes them; seeds often draw the same content.
+    `seed`: only the seeds differ; for tasks with too few contents to hold any out.
     """
     prompts: tuple[int, int] = (0, 100_000)
-    """Range of seeds that training prompts are made from."""
+    """Range of seeds for training prompts."""
     eval_prompts: tuple[int, int] = (1_000_000, 1_001_000)
 
 
@@ -84,75 +85,92 @@ class PoolSettings(Strict):
 
     engines: Positive = 1
     hardware: str = ""
-    """The class; the pool's name unless given."""
+    """Hardware class; the pool's name by default."""
     engine: Literal["torch", "vllm", "reference"] = "torch"
-    """What generates (real runs). `reference` is slow and simple, to compare with."""
+    """Inference engine (real runs). `reference` is slow and simple, for comparisons."""
     slots: Positive = 64
-    """Requests that an engine serves at once."""
+    """Maximum number of concurrent requests of an engine."""
     kv_mib: PositiveReal = 256.0
-    """Memory for keys and values, of the torch engine."""
+    """Memory of the torch engine's KV cache."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "cpu"
-    """Of the torch engine."""
+    """Device of the torch engine."""
+    prefill_tokens: Positive = 256
+    """Prompt tokens per step of the torch engine: more = earlier first token, fewer = steadier decoding."""
+    kv_on_update: KvOnUpdate = KvOnUpdate.RECOMPUTE
+    """KV cache of requests in flight when the weights change: recompute it, or keep it."""
     vllm: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's `AsyncEngineArgs`."""
+    python: str = ""
+    """Path of the Python interpreter that runs these engines, such as `.venv-vllm/bin/python` (real runs on Ray).
+
+    Defaults to the controller's. Its Python (major.minor) and Ray versions must match the controller's.
+    """
 
 
 class Deadlines(Strict):
     """How long the controller waits for its workers before it acts."""
 
     engine_silent_s: Seconds = 30.0
-    """An engine with requests in flight that reports nothing is taken for dead and replaced."""
+    """An engine with requests in flight that is silent for this long is considered dead and replaced."""
     turn_s: Seconds = 3600.0
-    """One turn, over all engines that try it; then the trajectory ends as `engine_failed`."""
-    engine_joins_s: Seconds = 300.0
-    """All engines gone for this long stops the run."""
+    """Limit of one turn over all engines that attempt it; then the trajectory ends as `engine_failed`."""
+    worker_starts_s: Seconds = 300.0
+    """An environment or reward worker that has not joined within this time is replaced."""
+    model_loads_s: Seconds = 1800.0
+    """The same for engines and the trainer, which load a model before they join."""
+    no_engine_s: Seconds = 1800.0
+    """The run stops if it has had no engine for this long. A restarted engine loads its model (`model_loads_s`)."""
     stage_s: Seconds = 600.0
     update_s: Seconds = 120.0
     train_s: Seconds = 3600.0
     publish_s: Seconds = 600.0
     save_s: Seconds = 1800.0
     reward_s: Seconds = 120.0
+    """Limit of one reward attempt, from the moment a reward worker has a free slot for it."""
     stall_report_s: Seconds = 300.0
-    """When no trajectory, step or sync has moved for this long, the run says what it waits for."""
+    """After this long without progress of any trajectory, step or sync, the run reports what it waits for."""
 
 
 class RunConfig(Strict):
-    """A whole run."""
+    """Configuration of a run."""
 
     name: str = "run"
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     steps: Positive = 10
     mode: Mode = Mode.ROLLART
     alpha: NotNegative = 1
-    """The staleness bound: how many updates a trajectory may lag behind the version in service when it is claimed."""
+    """Staleness bound: how many updates a trajectory may lag behind the version in service when it is claimed."""
     batch: BatchSettings = BatchSettings()
     tasks: dict[str, TaskSettings]
     pools: dict[str, PoolSettings]
     eval_every: NotNegative = 0
     """Steps between evaluations; 0 = never."""
     checkpoint_every: NotNegative = 0
-    """Steps between checkpoints; 0 = never, and a trainer that is lost starts over."""
-    keep_checkpoints: Positive = 2
-    """So many stay; older ones make room for new ones."""
+    """Steps between checkpoints; 0 = only after the last step, so losing the trainer means starting over.
+
+    The last step is always saved.
+    """
+    keep_checkpoints: Positive = KEEP_CHECKPOINTS
+    """Number of checkpoints kept; the oldest is removed after another one was saved."""
     journal_mb: Annotated[int, Field(ge=16)] = 1024
-    """Size at which old events are pruned from the journal of a real run, as far as the last checkpoint; audit and
-    report still cover them. Without checkpoints nothing is pruned."""
+    """Size in MB at which the journal of a real run prunes events older than the last checkpoint; audit and report
+    still cover them. Nothing is pruned before the first checkpoint."""
     rolling_update: bool = False
-    """Engines take a new version one by one instead of together."""
+    """Engines load a new version one by one instead of all together."""
     reward_workers: Positive = 1
     algorithm: AlgorithmSettings = AlgorithmSettings()
     trainer: TrainerSettings = TrainerSettings()
     deadlines: Deadlines = Deadlines()
     model: str | dict[str, Any] = Field(default_factory=dict)
-    """A checkpoint folder, or `config`: a model from scratch (real runs).
+    """A checkpoint folder, or `config` for a model from scratch (real runs).
 
-    Or `cold_start`: the small model of the built-in tasks, which learns from transcripts when the run begins.
+    Or `cold_start`: the small model of the built-in tasks, trained on transcripts at the start of the run.
     """
     codec: str = ""
-    """Factory path of what turns text into the model's tokens and back (real runs).
+    """Factory path of the codec between text and the model's tokens (real runs).
 
-    Without one, the tokenizer and chat template of the model's folder; or bytes, if it has none.
+    Defaults to the tokenizer and chat template of the model's folder, or to bytes if it has none.
     """
 
     @property
@@ -165,17 +183,17 @@ class RunConfig(Strict):
         return self.batch.trajectories // self.batch.group_size
 
     def groups_per_batch(self) -> dict[str, int]:
-        """How many groups of each task a batch holds; sums up to `groups`."""
+        """Groups of each task per batch; they add up to `groups`."""
         shares = self._shares()
         total = sum(shares.values())
         return {name: int(share / total * self.groups) for name, share in shares.items()}
 
     def hardware_classes(self) -> dict[str, None]:
-        """The classes that some pool offers, in order."""
+        """Hardware classes of all pools, in order."""
         return {pool.hardware or name: None for name, pool in self.pools.items()}
 
     def fallback_of(self, task: str) -> tuple[str, ...]:
-        """The classes that may serve a task besides the preferred one, in order."""
+        """Classes that may serve a task besides the preferred one, in order."""
         settings = self.tasks[task]
         classes = self.hardware_classes()
         wanted = tuple(classes) if settings.fallback is None else settings.fallback
@@ -192,9 +210,9 @@ class RunConfig(Strict):
 
     def _check_present(self) -> None:
         if not self.tasks:
-            raise ConfigError("tasks", "there is no task; add a table such as [tasks.frozenlake]")
+            raise ConfigError("tasks", "no task is configured; add a table such as [tasks.frozenlake]")
         if not self.pools:
-            raise ConfigError("pools", "there is no pool of engines; add a table such as [pools.local]")
+            raise ConfigError("pools", "no pool of engines is configured; add a table such as [pools.local]")
 
     def _check_batch(self) -> None:
         batch = self.batch
@@ -208,7 +226,7 @@ class RunConfig(Strict):
             low = batch.trajectories // batch.group_size * batch.group_size
             raise ConfigError(
                 "batch.trajectories",
-                f"{batch.trajectories} trajectories are not whole groups of {batch.group_size}; "
+                f"{batch.trajectories} trajectories do not divide into groups of {batch.group_size}; "
                 f"use {low} or {low + batch.group_size}",
             )
         shares = self._shares()
@@ -216,7 +234,7 @@ class RunConfig(Strict):
             if not share:
                 raise ConfigError(
                     f"tasks.{name}.share",
-                    f"{self.tasks[name].share:g} is too small: shares count to the 10,000th; leave the task out "
+                    f"{self.tasks[name].share:g} is too small: the resolution of shares is 1/10,000; remove the task "
                     "or raise all shares",
                 )
         total = sum(shares.values())
@@ -231,10 +249,10 @@ class RunConfig(Strict):
 
     def _check_algorithm(self) -> None:
         algorithm, batch = self.algorithm, self.batch
-        for name, kinds in algorithm.useless().items():
+        for name, kinds in algorithm.unused_parameters().items():
             raise ConfigError(
                 f"algorithm.{name}",
-                f"the advantage {algorithm.advantage.value!r} has no use for it; leave it out, or set "
+                f"is not used by the advantage {algorithm.advantage.value!r}; remove it, or set "
                 f"algorithm.advantage to {' or '.join(map(repr, kinds))}",
             )
         if algorithm.filter_zero_variance and batch.group_size == 1:
@@ -249,12 +267,12 @@ class RunConfig(Strict):
         if algorithm.minibatches > batch.trajectories:
             raise ConfigError(
                 "algorithm.minibatches",
-                f"a batch of {batch.trajectories} trajectories cannot be cut into {algorithm.minibatches}; "
+                f"a batch of {batch.trajectories} trajectories cannot be split into {algorithm.minibatches}; "
                 "lower it or raise batch.trajectories",
             )
 
     def _shares(self) -> dict[str, Fraction]:
-        """As written: 0.1 is a tenth, not the nearest binary fraction."""
+        """Shares as written in the config: 0.1 is a tenth, not the nearest binary fraction."""
         return {name: Fraction(task.share).limit_denominator(10_000) for name, task in self.tasks.items()}
 
     def _smallest_batch(self, shares: dict[str, Fraction]) -> int:
@@ -283,13 +301,13 @@ class RunConfig(Strict):
             if not 0 <= first < past:
                 raise ConfigError(
                     f"tasks.{name}.{key}",
-                    f"[{first}, {past}] is no range of seeds; give [first, past-the-last], with first >= 0",
+                    f"[{first}, {past}] is not a range of seeds; give [first, past-the-last], with first >= 0",
                 )
         overlap = range(max(task.prompts[0], task.eval_prompts[0]), min(task.prompts[1], task.eval_prompts[1]))
         if len(overlap):
             raise ConfigError(
                 f"tasks.{name}.eval_prompts",
-                f"seeds {overlap.start} to {overlap.stop - 1} are also used for training; held-out ones must be apart",
+                f"seeds {overlap.start} to {overlap.stop - 1} are also used for training; the ranges must be disjoint",
             )
 
 

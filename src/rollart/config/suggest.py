@@ -1,11 +1,11 @@
-"""Spelling help for whatever a user typed."""
+"""Spelling suggestions for user input."""
 
 import difflib
 from collections.abc import Iterable
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A parenthesis with the closest known word, or nothing.
+    """Suffix that suggests the closest known word, or an empty string.
 
     >>> did_you_mean("group_sise", ["group_size", "trajectories"])
     ' (did you mean group_size?)'

@@ -1,4 +1,4 @@
-"""How a trainer trains, where it matters to a user: optimiser, precision, processes. Imports without torch."""
+"""Settings of the trainer: optimiser, precision, ranks. Imports without torch."""
 
 import math
 from typing import Annotated, Literal, Self
@@ -7,32 +7,34 @@ from pydantic import Field, model_validator
 
 from rollart.config.base import Strict
 
+KEEP_CHECKPOINTS = 2
+"""Default number of checkpoints to keep."""
 PositiveReal = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Schedule(Strict):
-    """The learning rate as a function of the steps made so far: there is no state to save but their number.
+    """Learning-rate schedule, a function of the number of steps made so far; it has no other state to save.
 
-    Steps that were skipped do not count.
+    Skipped steps do not count.
     """
 
     kind: Literal["constant", "cosine"] = "constant"
     warmup_steps: int = Field(default=0, ge=0)
-    """It grows in equal parts, and has its full value in the step after so many."""
+    """Linear warm-up: the step after this many has the full learning rate."""
     total_steps: int | None = Field(default=None, ge=1)
-    """Of `cosine`: after so many steps, warm-up included, it has fallen to `final_share` and stays there."""
+    """`cosine`: number of steps, warm-up included, after which the rate has fallen to `final_share` and stays there."""
     final_share: float = Field(default=0.0, ge=0, le=1)
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.kind == "cosine" and (self.total_steps is None or self.total_steps <= self.warmup_steps):
-            raise ValueError("a cosine needs total_steps, and more of them than warmup_steps")
+            raise ValueError("a cosine schedule needs total_steps greater than warmup_steps")
         if self.kind == "constant" and (self.total_steps is not None or self.final_share):
-            raise ValueError("total_steps and final_share belong to the schedule `cosine`")
+            raise ValueError("total_steps and final_share apply only to the schedule `cosine`")
         return self
 
     def share(self, steps: int) -> float:
-        """Of the full learning rate, for the step after `steps` of them.
+        """Share of the full learning rate for the step that follows `steps` steps.
 
         >>> [Schedule(warmup_steps=2).share(steps) for steps in range(4)]
         [0.3333333333333333, 0.6666666666666666, 1.0, 1.0]
@@ -48,29 +50,33 @@ class Schedule(Strict):
 
 
 class LoraSettings(Strict):
-    """Factors beside the linear layers are trained instead of the model."""
+    """LoRA: train low-rank factors of the linear layers instead of the model."""
 
     rank: int = Field(default=16, ge=1)
     alpha: PositiveReal = 32.0
     target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
-    """The linear layers that get factors, by the ends of their names; `all-linear` is all but the output head."""
+    """Linear layers that get factors, by the suffix of their names; `all-linear` = all but the output head."""
     publish: Literal["adapter", "merged"] = "adapter"
-    """What engines get: the factors, or all weights with the factors in them."""
+    """What is published to engines: the factors, or full weights with the factors merged in."""
 
 
 class TrainerSettings(Strict):
-    """The `[trainer]` of a run."""
+    """The `[trainer]` table of a config."""
 
     learning_rate: PositiveReal = 1e-3
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     max_grad_norm: PositiveReal = 1.0
     schedule: Schedule = Schedule()
     token_budget: int = Field(default=2048, ge=1)
-    """Tokens of one forward and backward pass; memory grows with it, the result does not depend on it."""
+    """Tokens per forward and backward pass; affects memory, not the result."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """In which layers are computed and weights are published."""
+    """Precision of the layers' computation and of published weights."""
     device: str = "cpu"
     gradient_checkpointing: bool = False
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of AdamW's moments."""
+    max_skipped: int = Field(default=3, ge=1)
+    """Consecutive claims without a finite step after which the run stops."""
     ranks: int = Field(default=1, ge=1)
-    """Over so many processes weights, gradients and optimiser are cut (FSDP2); on `cuda` each has a GPU of its own."""
+    """Number of FSDP2 ranks; on `cuda` each has its own GPU."""
     lora: LoraSettings | None = None

@@ -1,18 +1,10 @@
 """Where the time of every pool went: busy, or idle for a named cause.
 
 Worker-seconds are conserved: for every pool the causes add up to capacity × time. An idle engine is attributed to the
-one thing that would have given it work:
-
-    weight_sync   rollout is suspended for an update
-    barrier       somebody's turn is over, but the batch takes its turns together
-    environment   more could start, but every environment is busy: the agents are in their environments
-    tail          nothing more may start before the next batch is whole, and its last trajectories are elsewhere
-    reward        the episodes are over, their rewards are not
-    training      the next batch is whole, or all of it is with the trainer: rollout may not run further ahead
-    no_work       none of these: start-up and the end of the run
+one event that would have given it work (`types.journal.TimeUse`).
 """
 
-from rollart.types.journal import PoolTime
+from rollart.types.journal import PoolTime, TimeUse
 
 
 class _Pool:
@@ -21,13 +13,13 @@ class _Pool:
     def __init__(self, now: float) -> None:
         self.capacity = 0
         self.busy = 0
-        self.state = "no_work"
+        self.state = TimeUse.NO_WORK
         self.since = now
         self.busy_s = 0.0
         self.idle_s = 0.0
-        """For the cause that is `state`."""
-        self.causes: dict[str, float] = {}
-        """For the others."""
+        """Idle seconds of the current cause, `state`."""
+        self.causes: dict[TimeUse, float] = {}
+        """Idle seconds of all other causes."""
         self.stepping_s = 0.0
         self.recompute_s = 0.0
 
@@ -40,17 +32,17 @@ class _Pool:
             if self.capacity > busy:
                 self.idle_s += elapsed * (self.capacity - busy)
 
-    def idle_for(self, cause: str, now: float) -> None:
+    def idle_for(self, cause: TimeUse, now: float) -> None:
         """From here on, idle time has this cause."""
-        if self.state != cause:
+        if self.state is not cause:
             self.settle(now)
             self.causes[self.state] = self.idle_s
             self.state = cause
             self.idle_s = self.causes.pop(cause, 0.0)
 
     def take(self, name: str, now: float) -> PoolTime:
-        """The seconds so far, by cause; those that are none left out."""
-        seconds = {"busy": self.busy_s, self.state: self.idle_s, **self.causes}
+        """Seconds per cause since the last call; zeros are left out."""
+        seconds = {TimeUse.BUSY: self.busy_s, self.state: self.idle_s, **self.causes}
         spent = {cause: spent_s for cause, spent_s in seconds.items() if spent_s}
         taken = PoolTime(now, name, spent, self.stepping_s, self.recompute_s)
         self.busy_s = self.idle_s = self.stepping_s = self.recompute_s = 0.0
@@ -59,7 +51,7 @@ class _Pool:
 
 
 class Accounts:
-    """Counters that the control plane moves, and the time attributed to them."""
+    """Counters updated by the control plane, and the time attributed to their states."""
 
     def __init__(self) -> None:
         self._engines: dict[str, _Pool] = {}
@@ -89,7 +81,7 @@ class Accounts:
         entry.busy += change
 
     def engine_stepped(self, pool: str, stepping_s: float, recompute_s: float) -> None:
-        """What an engine says that its steps took, and what of that went into void KV."""
+        """Add step time reported by an engine, and the part of it spent on recomputing KV after an update."""
         entry = self._engines[pool]
         entry.stepping_s += stepping_s
         entry.recompute_s += recompute_s
@@ -101,30 +93,30 @@ class Accounts:
             entry.settle(now)
             entry.busy += change
 
-    def idle_for(self, pool: str, cause: str, now: float) -> None:
+    def idle_for(self, pool: str, cause: TimeUse, now: float) -> None:
         """From here on, idle time of a non-engine pool has this cause."""
         entry = self._others.get(pool)
         if entry is not None:
             entry.idle_for(cause, now)
 
     def changed(self, now: float) -> None:
-        """A counter or flag above moved: idle engines may have another cause from here on."""
+        """A counter or flag changed: re-evaluate the cause of idle engine time."""
         cause = self._engine_cause()
         for entry in self._engines.values():
             entry.idle_for(cause, now)
 
-    def _engine_cause(self) -> str:
+    def _engine_cause(self) -> TimeUse:
         if self.suspended:
-            return "weight_sync"
+            return TimeUse.WEIGHT_SYNC
         if self.at_barrier:
-            return "barrier"
+            return TimeUse.BARRIER
         if self.in_episode:
             if self.admission_open:
-                return "environment"
-            return "training" if self.training and self.batch_ready else "tail"
+                return TimeUse.ENVIRONMENT
+            return TimeUse.TRAINING if self.training and self.batch_ready else TimeUse.TAIL
         if self.awaiting_reward:
-            return "reward"
-        return "training" if self.training else "no_work"
+            return TimeUse.REWARD
+        return TimeUse.TRAINING if self.training else TimeUse.NO_WORK
 
     def close_period(self, now: float) -> list[PoolTime]:
         """The time since the last call, as journal events."""

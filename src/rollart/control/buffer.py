@@ -1,16 +1,17 @@
 """SampleBuffer: complete groups wait here until a batch is whole.
 
-`get_batch` is the only blocking call of the trainer loop. Before it claims it evicts what has become stale; what it
-claims is in the journal, durably, before anybody sees it.
+`get_batch` is the only blocking call of the training loop. It evicts stale groups before it claims, and the claim is
+durable in the journal before the batch is returned.
 """
 
 import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from rollart.control.context import Context
-from rollart.control.credit import reward_of, samples
+from rollart.control.credit import reward_of
 from rollart.policy.buffer import BufferBook, ReadyGroup
 from rollart.policy.groups import OpenGroup
 from rollart.policy.shares import Redistributed, ShareBook, ShareRule, Unfillable
@@ -18,17 +19,16 @@ from rollart.policy.staleness import StalenessBound
 from rollart.types.errors import InvariantBroken, RunError, ShareUnfilled
 from rollart.types.ids import ClaimId, GroupId
 from rollart.types.journal import BatchClaimed, ShareRedistributed
-from rollart.types.trajectory import GroupOutcome, StaleTreatment, TrainSample, Trajectory
+from rollart.types.trajectory import GroupOutcome, StaleTreatment, Trajectory
 from rollart.types.versions import Version, steps_between
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A claimed batch: whole groups, with an advantage for every turn."""
+    """A claimed batch: the members of whole groups, to be credited and trained."""
 
     claim: ClaimId
-    groups: tuple[GroupId, ...]
-    samples: tuple[TrainSample, ...]
+    groups: Sequence[Sequence[Trajectory]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,27 @@ class _Entry:
     trajectories: list[Trajectory]
 
 
+class BufferObserver(Protocol):
+    """What rollout hears from the buffer."""
+
+    def group_dropped(self, group: OpenGroup, outcome: GroupOutcome, cause: str) -> None:
+        """A ready group left the buffer without being trained."""
+
+    def shares_changed(self) -> None:
+        """A task has to fill in for another."""
+
+    def batch_claimed(self) -> None:
+        """A batch is claimed, but not durable yet: what starts from now on belongs to the next one."""
+
+
 class SampleBuffer:
     """Ready groups and their trajectories; see the module."""
 
-    def __init__(self, context: Context, bound: StalenessBound, served: Callable[[], Version]) -> None:
+    def __init__(
+        self, context: Context, bound: StalenessBound, served: Callable[[], Version], observer: BufferObserver
+    ) -> None:
         self._context = context
+        self._observer = observer
         self._bound = bound
         self._served = served
         self._book = BufferBook()
@@ -57,12 +73,6 @@ class SampleBuffer:
             },
             config.algorithm.filter_limit,
         )
-        self.ended: Callable[[OpenGroup, GroupOutcome, str], None] = lambda _group, _outcome, _cause: None
-        """Told when a group leaves without being trained."""
-        self.needs_changed: Callable[[], None] = lambda: None
-        """Told when a task has to fill in for another."""
-        self.claimed: Callable[[], None] = lambda: None
-        """Told when a batch is claimed, before that is durable: what starts from then on is for the next one."""
 
     def ready(self, task: str) -> int:
         return self._book.counts().get(task, 0)
@@ -77,7 +87,7 @@ class SampleBuffer:
         self._tell()
 
     def evict_stale(self) -> None:
-        """Groups past the bound leave; where the task asks for it, their late members are masked instead."""
+        """Evict groups past the bound, or mask their late members where the task is configured so."""
         served = self._served()
         for ready in self._book.stale(self._bound, served):
             entry = self._entries[ready.id]
@@ -92,12 +102,12 @@ class SampleBuffer:
             self._drop(ready, GroupOutcome.STALE, "past the staleness bound in the buffer")
 
     def drop_all(self, outcome: GroupOutcome, cause: str) -> None:
-        """Everything that is ready leaves untrained."""
+        """Drop every ready group."""
         for ready in self._book.ready():
             self._drop(ready, outcome, cause)
 
     def roll_back(self, step: int) -> None:
-        """What has tokens of a later step leaves; claims count from `step` again."""
+        """Drop groups with tokens of a later step; claims count from `step` again."""
         for ready in self._book.ready():
             if any(beyond(trajectory, step) for trajectory in self._entries[ready.id].trajectories):
                 self._drop(ready, GroupOutcome.CANCELLED, "rollback")
@@ -108,7 +118,7 @@ class SampleBuffer:
         self.shares.wait_started(self._context.now())
         while True:
             if not self.shares.missing(self._book.counts()):
-                # Only now: what a new version made stale left when it came into service.
+                # Groups that a new version made stale were evicted when it came into service; this catches the rest.
                 self.evict_stale()
                 if not self.shares.missing(self._book.counts()):
                     return await self._claim(trained)
@@ -124,7 +134,7 @@ class SampleBuffer:
                         self._context.now(), trained.step, verdict.missing, verdict.filled_by, verdict.cause
                     )
                 )
-                self.needs_changed()
+                self._observer.shares_changed()
                 continue
             await self._wait()
 
@@ -132,7 +142,7 @@ class SampleBuffer:
         """Until a group becomes ready or a share's deadline passes."""
         now = self._context.now()
         wake = self.shares.next_wake()
-        # Past the last share deadline somebody fills in; a whole batch more of patience, then the run stops.
+        # After the last share deadline another task fills in. If that takes a whole batch more, the run stops.
         last_resort_s = 2 * max(task.share_deadline_s for task in self._context.config.tasks.values())
         short = ", ".join(f"{task} {count}" for task, count in self.shares.missing(self._book.counts()).items())
         changed = self._changed = self._context.loop.create_future()
@@ -150,7 +160,7 @@ class SampleBuffer:
         self._next_claim += 1
         served = self._served()
         taken = self._book.claim(claim, self.shares.need, self._bound, served)
-        # At once, not when the claim is durable: what is claimed no longer counts as ready, and admission sees both.
+        # Before the claim is durable: claimed groups no longer count as ready, and admission must see both numbers.
         self.steps_claimed += 1
         self.shares.claimed()
         self._note_ready()
@@ -171,10 +181,9 @@ class SampleBuffer:
                 _mean_rewards(trajectories),
             )
         )
-        self.claimed()
+        self._observer.batch_claimed()
         await self._context.sink.flush()
-        credited = samples(self._context.config.algorithm, [entry.trajectories for entry in entries])
-        return Batch(claim, tuple(ready.id for ready in taken), tuple(credited))
+        return Batch(claim, [entry.trajectories for entry in entries])
 
     def trained(self, claim: ClaimId) -> list[OpenGroup]:
         """The claim ended in a step: its groups are trained."""
@@ -192,7 +201,7 @@ class SampleBuffer:
     def _drop(self, ready: ReadyGroup, outcome: GroupOutcome, cause: str) -> None:
         self._book.remove(ready)
         self._note_ready()
-        self.ended(self._entries.pop(ready.id).group, outcome, cause)
+        self._observer.group_dropped(self._entries.pop(ready.id).group, outcome, cause)
 
     def _tell(self) -> None:
         self._note_ready()

@@ -1,8 +1,7 @@
 """Credit: a claimed batch of trajectories as samples for the trainer, every turn with its advantage.
 
-What holds: an advantage compares with a baseline over whole groups, or over the whole batch, masked members included;
-the rewards of a trajectory's turns, if it has any, add up to its reward. With `gae` advantages are left to the trainer,
-which has the values.
+Baselines are taken over whole groups, or over the whole batch, masked members included. The rewards of a trajectory's
+turns add up to its reward. With `gae` the trainer computes the advantages, because it has the values.
 """
 
 import math
@@ -62,7 +61,7 @@ def reward_of(trajectory: Trajectory) -> float:
 
 
 def turn_rewards(trajectory: Trajectory) -> list[float]:
-    """What each turn earned. What the final reward adds to what the environment gave on the way comes with the last."""
+    """Reward per turn. The last turn gets what the final reward adds to the rewards of the environment."""
     rewards = list(trajectory.turn_rewards)
     if rewards:
         rewards[-1] += reward_of(trajectory) - math.fsum(rewards)

@@ -1,7 +1,8 @@
-"""Environment slots: who is free, who failed, and the answers of those at work.
+"""Environment slots: free, playing, backing off or quarantined; and the answers of those that play.
 
-A slot is one environment of one worker. It is taken for one episode and comes back by `release`. A slot that failed
-rests before it gets work again, longer each time, and is given up in the end; the others never notice.
+A slot is one environment of one worker. It is taken for one episode and returned by `release`. A failed slot backs off
+before it gets work again, longer each time and with jitter, so that slots that failed together do not come back
+together; other slots are not affected.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from rollart.control.fleet import Fleet, WorkerSpec
 from rollart.policy.blame import Blame
 from rollart.policy.health import ENVIRONMENT, GiveUp, HealthBook, Quarantine, Retry
 from rollart.types.errors import EnvironmentFault, InvariantBroken, TaskBroken
+from rollart.types.failures import FailureKind
 from rollart.types.ids import TrajectoryId, WorkerId
 from rollart.types.journal import Quarantined
 from rollart.types.messages import (
@@ -32,7 +34,7 @@ POOL = "environments"
 
 
 class Slot:
-    """One environment, and what its episode waits for, if anything: `answer`, to `turn`."""
+    """One environment, and the pending `answer` to `turn` of its episode, if any."""
 
     __slots__ = ("answer", "index", "name", "task", "turn", "worker")
 
@@ -48,17 +50,16 @@ class Slot:
 class EnvironmentPool:
     """All slots of all tasks."""
 
-    def __init__(self, context: Context, fleet: Fleet) -> None:
+    def __init__(self, context: Context, fleet: Fleet, slot_freed: Callable[[], None]) -> None:
         self._context = context
         self._fleet = fleet
-        self._health = HealthBook(ENVIRONMENT)
+        self._slot_freed = slot_freed
+        self._health = HealthBook(ENVIRONMENT, context.config.seed)
         self._free: dict[str, deque[Slot]] = {}
         self._workers: dict[WorkerId, int] = {}
-        self._seats: dict[TrajectoryId, Slot] = {}
-        """Where the open episodes are."""
+        self._playing: dict[TrajectoryId, Slot] = {}
+        """Slots by open episode."""
         self._blame = Blame()
-        self.changed: Callable[[], None] = lambda: None
-        """Told when a slot became free."""
         fleet.attach(Role.ENVIRONMENT, self)
         fleet.on(Observed, self._observed)
         fleet.on(EnvironmentFailed, self._environment_failed)
@@ -70,7 +71,7 @@ class EnvironmentPool:
         return self._free[task].popleft()
 
     def release(self, slot: Slot, fault: str | None) -> None:
-        """The episode is over. `fault` says what was wrong with the environment, None if nothing was."""
+        """Return a slot after its episode; `fault` is the failure of the environment, if it failed."""
         if slot.worker not in self._workers:
             return
         now = self._context.now()
@@ -90,12 +91,12 @@ class EnvironmentPool:
                 self._context.record(Quarantined(now, slot.name, 0, -1.0, f"given up: {fault}"))
 
     def played(self, task: str) -> None:
-        """An episode came to its own end, not only to a stop: the code of the task works."""
+        """An episode of the task produced a result, so the code of the task works."""
         self._blame.succeeded(task)
 
     def reset(self, slot: Slot, trajectory: Trajectory) -> "asyncio.Future[Observed]":
         """Start an episode in a fresh environment."""
-        self._seats[trajectory.id] = slot
+        self._playing[trajectory.id] = slot
         return self._ask(slot, 0, Reset(trajectory.id, slot.index, trajectory.prompt, trajectory.member))
 
     def step(self, slot: Slot, trajectory: Trajectory, action: Segment) -> "asyncio.Future[Observed]":
@@ -105,7 +106,7 @@ class EnvironmentPool:
 
     def close(self, slot: Slot, trajectory: Trajectory) -> None:
         """The episode is over or given up."""
-        self._seats.pop(trajectory.id, None)
+        self._playing.pop(trajectory.id, None)
         self._fleet.post(slot.worker, [Close(trajectory.id)])
 
     def worker_joined(self, worker: WorkerId, spec: WorkerSpec, info: WorkerInfo) -> None:
@@ -115,21 +116,21 @@ class EnvironmentPool:
         self._context.accounts.capacity(spec.pool, info.slots, self._context.now(), engines=False)
         free = self._free.setdefault(info.task, deque())
         free.extend(Slot(worker, index, info.task) for index in range(info.slots))
-        self.changed()
+        self._slot_freed()
 
     def worker_left(self, worker: WorkerId, spec: WorkerSpec, reason: str) -> None:
         slots = self._workers.pop(worker, 0)
         self._context.accounts.capacity(spec.pool, -slots, self._context.now(), engines=False)
         for task, free in self._free.items():
             self._free[task] = deque(slot for slot in free if slot.worker != worker)
-        for slot in list(self._seats.values()):
+        for slot in list(self._playing.values()):
             if slot.worker == worker and slot.answer is not None and not slot.answer.done():
-                slot.answer.set_exception(EnvironmentFault(f"{worker} was lost: {reason}"))
+                slot.answer.set_exception(EnvironmentFault(f"{worker} was lost: {reason}", FailureKind.WORKER_LOST))
 
     def _put_back(self, slot: Slot) -> None:
         if slot.worker in self._workers:
             self._free[slot.task].append(slot)
-            self.changed()
+            self._slot_freed()
 
     def _ask(self, slot: Slot, turn: int, command: Reset | Step) -> "asyncio.Future[Observed]":
         slot.turn = turn
@@ -137,12 +138,12 @@ class EnvironmentPool:
         if slot.worker in self._workers:
             self._fleet.post(slot.worker, [command])
         else:
-            future.set_exception(EnvironmentFault(f"{slot.worker} is gone"))
+            future.set_exception(EnvironmentFault(f"{slot.worker} is gone", FailureKind.WORKER_LOST))
         return future
 
     def _answer(self, worker: WorkerId, episode: TrajectoryId, turn: int) -> "asyncio.Future[Observed] | None":
-        """The future that waits for exactly this answer; None for late and doubled ones."""
-        slot = self._seats.get(episode)
+        """The future that waits for exactly this answer; None for late and duplicate ones."""
+        slot = self._playing.get(episode)
         if slot is None or slot.worker != worker or slot.turn != turn:
             return None
         answer, slot.answer = slot.answer, None
@@ -158,10 +159,10 @@ class EnvironmentPool:
         if future is None:
             return
         future.set_exception(EnvironmentFault(event.reason))
-        slot = self._seats[event.episode]
+        slot = self._playing[event.episode]
         slots = self._context.config.tasks[slot.task].environments
-        if event.wrong and self._blame.failed(slot.task, slot.name, slots):
+        if event.permanent and self._blame.failed(slot.task, slot.name, slots):
             raise TaskBroken(
                 f"task {slot.task!r}: all of its {slots} environments failed, and every try would again: "
-                f"{event.reason}. Mend the environment and resume."
+                f"{event.reason}. Fix the environment and resume."
             )

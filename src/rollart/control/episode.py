@@ -1,21 +1,20 @@
-"""EnvManager: one episode of one agent in one environment.
+"""One episode of one agent in one environment (the paper's EnvManager).
 
     reset ─► observation ─► turn (LLMProxy) ─► action ─► step ─► … ─► episode over ─► slot free ─► reward ─► end
 
-It yields exactly one trajectory with exactly one outcome. Everything that can go wrong is turned into that outcome at
-one boundary, `run`; a stop from outside (stale, redundant, cancelled) is a value too.
+An episode yields exactly one trajectory with exactly one outcome. Every failure is turned into that outcome at one
+boundary, `run`; a stop from outside (stale, redundant, cancelled) is an outcome too.
 """
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from rollart.config.schema import TaskSettings
 from rollart.control.context import Context
 from rollart.control.environments import POOL, EnvironmentPool, Slot
 from rollart.control.gates import BarrierGate, RewardGate
-from rollart.control.proxy import LLMProxy, TurnResult
+from rollart.control.proxy import FirstTokenObserver, LLMProxy, TurnResult
 from rollart.control.rewards import RewardDispatch
 from rollart.control.waits import fail
 from rollart.policy.seeds import member_key, turn_seed
@@ -23,9 +22,8 @@ from rollart.policy.watch import Wait
 from rollart.types.errors import EngineFault, EnvironmentFault, InvariantBroken, RewardFault, RollartError
 from rollart.types.journal import TurnEnded
 from rollart.types.messages import Observed, Sampling
-from rollart.types.tokens import Segment
+from rollart.types.tokens import EMPTY, Segment
 from rollart.types.trajectory import Outcome, Purpose, Trajectory
-from rollart.types.versions import Version
 
 T = TypeVar("T")
 
@@ -39,8 +37,21 @@ class Stopped(Exception):
         self.cause = cause
 
 
+class EpisodeOwner(FirstTokenObserver, Protocol):
+    """Decides about episodes and hears how they end."""
+
+    def check_bound(self, trajectory: Trajectory) -> None:
+        """Called before every turn and at the end; raises `Stopped` where the trajectory may not go on."""
+
+    def episode_over(self, episode: "Episode", fault: str | None) -> None:
+        """The environment is free again; `fault` is what it failed of, if it did."""
+
+    def trajectory_ended(self, episode: "Episode", outcome: Outcome, cause: str) -> None:
+        """The trajectory has its one outcome."""
+
+
 @dataclass(frozen=True, slots=True)
-class Stage:
+class EpisodeServices:
     """What all episodes of a run share."""
 
     context: Context
@@ -50,19 +61,14 @@ class Stage:
     barrier: BarrierGate | None
     reward_gate: RewardGate | None
     stop_tokens: tuple[int, ...]
-    first_token: Callable[[Trajectory, Version], None]
-    check_bound: Callable[[Trajectory], None]
-    """Asked at every turn; raises `Stopped` where the trajectory may not go on."""
-    episode_over: Callable[["EnvManager", str | None], None]
-    """The environment is free again; with the fault of the environment, if it had one."""
-    ended: Callable[["EnvManager", Outcome, str], None]
+    owner: EpisodeOwner
 
 
-class EnvManager:
+class Episode:
     """One episode; see the module.
 
-    It waits for one thing at a time, thousands of times, and ten thousand of it wait at once. So it awaits the futures
-    themselves, in one coroutine and with one `Wait` that is opened again and again: `_expect`, await, `_arrived`.
+    Ten thousand episodes wait at once, each for one answer at a time. To keep that cheap, an episode is one coroutine
+    that awaits bare futures and reuses a single `Wait`: `_expect`, await, `_arrived`.
     """
 
     __slots__ = (
@@ -74,8 +80,8 @@ class EnvManager:
         "_pending",
         "_reward_gate",
         "_seed_key",
+        "_services",
         "_settings",
-        "_stage",
         "_stop",
         "_truncated",
         "_wait",
@@ -83,10 +89,10 @@ class EnvManager:
         "trajectory",
     )
 
-    def __init__(self, stage: Stage, trajectory: Trajectory, slot: Slot, settings: TaskSettings) -> None:
+    def __init__(self, services: EpisodeServices, trajectory: Trajectory, slot: Slot, settings: TaskSettings) -> None:
         self.trajectory = trajectory
         self.slot = slot
-        self._stage = stage
+        self._services = services
         self._settings = settings
         self._pending: asyncio.Future[Any] | None = None
         self._wait = Wait(self._expired)
@@ -95,16 +101,16 @@ class EnvManager:
         self._in_environment = True
         self._in_step = False
         self._action: Segment | None = None
-        """What was sampled, until it is acted on."""
+        """Sampled tokens, until the environment has acted on them."""
         self._truncated = False
-        self._seed_key = member_key(stage.context.config.seed, trajectory.prompt.seed, trajectory.member)
-        # Evaluation takes no part in what a mode does to a training batch.
+        self._seed_key = member_key(services.context.config.seed, trajectory.prompt.seed, trajectory.member)
+        # Gates of a mode apply to training only.
         training = trajectory.purpose is Purpose.TRAIN
-        self._barrier = stage.barrier if training else None
-        self._reward_gate = stage.reward_gate if training else None
+        self._barrier = services.barrier if training else None
+        self._reward_gate = services.reward_gate if training else None
 
     def __str__(self) -> str:
-        """Who waits: the agent or, while it acts, its environment."""
+        """Owner of the current wait: the trajectory or, during a step, its environment slot."""
         name = f"trajectory {self.trajectory.id}"
         return f"{self.slot.name} for {name}" if self._in_step else name
 
@@ -116,12 +122,12 @@ class EnvManager:
                 self._pending.set_exception(self._stop)
 
     async def run(self) -> None:
-        """From reset to the one outcome: play until the environment or a limit of the agent's own ends it, then reward.
+        """Play until the environment or a limit of the agent ends the episode, then get the reward.
 
-        All of it in one coroutine, because every turn wakes it twice, through whatever coroutines await each other.
-        No answer stays in a variable while it waits for the next one: ten thousand of them would be cold memory.
+        A single coroutine, because each turn wakes it twice and nested coroutines would multiply that cost. No answer
+        is kept in a local variable across an await: ten thousand of them would be cold memory.
         """
-        trajectory, settings, stage, barrier = self.trajectory, self._settings, self._stage, self._barrier
+        trajectory, services, barrier = self.trajectory, self._services, self._barrier
         outcome, cause = Outcome.CANCELLED, "the run ended"
         fault: str | None = None
         try:
@@ -129,98 +135,104 @@ class EnvManager:
                 barrier.join(trajectory.id)
             over = self._take(await self._reset())
             while not over:
-                if trajectory.sequence.length >= settings.max_context or trajectory.turns >= settings.max_turns:
-                    self._truncated = True
-                    break
                 if barrier is not None:
                     await self._at_barrier(barrier)
-                stage.check_bound(trajectory)
+                services.owner.check_bound(trajectory)
                 self._take_turn(await self._ask_turn())
                 if barrier is not None:
                     await self._at_barrier(barrier)
                 over = self._take(await self._step())
-            else:
-                stage.check_bound(trajectory)
+            services.owner.check_bound(trajectory)
             self._leave_environment(None)
             await self._reward(self._truncated)
             if self._stop is not None:
-                # Its reward came in the same moment, but too late: its group is closed.
+                # The reward arrived in the same pass of the loop, but the group is already closed.
                 raise self._stop
             outcome, cause = Outcome.TRUNCATED if self._truncated else Outcome.COMPLETED, ""
         except Stopped as stopped:
             outcome, cause = stopped.outcome, stopped.cause
         except EnvironmentFault as error:
-            outcome, cause = Outcome.ENV_FAILED, str(error)
+            outcome, cause, trajectory.failure = Outcome.ENV_FAILED, str(error), error.kind
             fault = cause
         except EngineFault as error:
-            outcome, cause = Outcome.ENGINE_FAILED, str(error)
+            outcome, cause, trajectory.failure = Outcome.ENGINE_FAILED, str(error), error.kind
         except RewardFault as error:
-            outcome, cause = Outcome.REWARD_FAILED, str(error)
+            outcome, cause, trajectory.failure = Outcome.REWARD_FAILED, str(error), error.kind
         finally:
             self._arrived()
             self._leave_environment(fault)
-            stage.rewards.forget(trajectory)
+            services.rewards.forget(trajectory)
             trajectory.outcome = outcome
-            stage.ended(self, outcome, cause)
+            services.owner.trajectory_ended(self, outcome, cause)
+            trajectory.last_observation = EMPTY
 
     def _reset(self) -> "asyncio.Future[Observed]":
-        answer = self._stage.environments.reset(self.slot, self.trajectory)
+        answer = self._services.environments.reset(self.slot, self.trajectory)
         return self._expect_environment(answer, "reset", self._settings.reset_deadline_s)
 
     def _step(self) -> "asyncio.Future[Observed]":
         action, self._action = self._action, None
         if action is None:
             raise InvariantBroken(f"{self} acts before anything was sampled")
-        answer = self._stage.environments.step(self.slot, self.trajectory, action)
+        answer = self._services.environments.step(self.slot, self.trajectory, action)
         return self._expect_environment(answer, "step", self._settings.step_deadline_s)
 
     def _expect_environment(
         self, future: "asyncio.Future[Observed]", what: str, seconds: float
     ) -> "asyncio.Future[Observed]":
-        context = self._stage.context
+        context = self._services.context
         self._in_step = True
         context.accounts.busy(POOL, +1, context.now())
         context.waits.open(self._wait, self, what, seconds, "it gets a fresh one")
         return self._expect(future, EnvironmentFault)
 
     def _take(self, observed: Observed) -> bool:
-        """What the environment showed; gives whether that was the end."""
+        """Take an observation; return whether the episode is over.
+
+        The agent's own limits are enforced here and nowhere else: at a limit the episode ends as truncated. The
+        observation after the last action of a completed episode is not part of the sequence, because nothing is sampled
+        or valued after it; that of a truncated one is the state whose value a critic needs.
+        """
         self._arrived()
-        trajectory = self.trajectory
-        if observed.new_sequence:
-            trajectory.open_sequence()
-        trajectory.sequence.append_context(observed.observation)
+        trajectory, settings = self.trajectory, self._settings
         if observed.turn:
             trajectory.turn_rewards.append(observed.reward)
-        if observed.done:
-            trajectory.artifact = observed.artifact
-            self._truncated = observed.truncated
-        elif trajectory.states is not None:
+        trajectory.artifact = observed.artifact
+        if observed.done and not observed.truncated:
+            trajectory.last_observation = observed.observation
+            return True
+        if observed.new_sequence:
+            trajectory.open_sequence()
+        sequence = trajectory.sequence
+        sequence.append_context(observed.observation)
+        at_limit = trajectory.turns >= settings.max_turns or sequence.length >= settings.max_context
+        self._truncated = observed.done or at_limit
+        if trajectory.states is not None and not self._truncated:
             trajectory.states.append(observed.state or self._seen(observed))
-        return observed.done
+        return self._truncated
 
     def _seen(self, observed: Observed) -> bytes:
-        """What makes its state. Simulated tokens show nothing: then it is a state that nobody else comes to."""
+        """Bytes that identify the state. Simulated tokens have none, so every state is unique."""
         payload = observed.observation.payload
         return f"{self.trajectory.id}.{observed.turn}".encode() if payload is None else payload
 
     def _ask_turn(self) -> "asyncio.Future[TurnResult]":
-        trajectory, settings, stage = self.trajectory, self._settings, self._stage
-        context = stage.context
+        trajectory, settings, services = self.trajectory, self._settings, self._services
+        context = services.context
         room = settings.max_context - trajectory.sequence.length
         sampling = Sampling(
             max_tokens=min(settings.max_turn_tokens, room),
             temperature=settings.temperature,
-            stop_tokens=stage.stop_tokens,
+            stop_tokens=services.stop_tokens,
             seed=turn_seed(self._seed_key, trajectory.turns),
         )
         deadline_s = context.config.deadlines.turn_s
         context.waits.open(self._wait, self, "a turn by an engine", deadline_s, "it ends as engine_failed")
-        return self._expect(stage.proxy.generate(trajectory, sampling), EngineFault)
+        return self._expect(services.proxy.generate(trajectory, sampling, services.owner), EngineFault)
 
     def _take_turn(self, result: TurnResult) -> None:
         self._arrived()
-        trajectory, context = self.trajectory, self._stage.context
+        trajectory, context = self.trajectory, self._services.context
         generated = result.generated
         self._action = generated.tokens
         trajectory.sequence.append_sampled(generated)
@@ -229,7 +241,6 @@ class EnvManager:
         if generated.runs:
             if trajectory.first_version is None:
                 trajectory.first_version = generated.runs[0].version
-                self._stage.first_token(trajectory, trajectory.first_version)
             trajectory.last_version = generated.runs[-1].version
         context.record(
             TurnEnded(
@@ -260,18 +271,18 @@ class EnvManager:
                 gate = self._expect(self._reward_gate.arrive(trajectory.id), RewardFault)
                 await self._reward_gate.wait(gate, str(self))
                 self._arrived()
-            trajectory.reward = await self._expect(self._stage.rewards.score(trajectory), RewardFault)
+            trajectory.reward = await self._expect(self._services.rewards.score(trajectory), RewardFault)
         finally:
             self._count_reward(-1)
 
     def _count_reward(self, change: int) -> None:
-        accounts = self._stage.context.accounts
+        accounts = self._services.context.accounts
         if self.trajectory.purpose is Purpose.TRAIN:
             accounts.awaiting_reward += change
-            accounts.changed(self._stage.context.now())
+            accounts.changed(self._services.context.now())
 
     def _expect(self, future: "asyncio.Future[T]", fault: type[RollartError]) -> "asyncio.Future[T]":
-        """The future is awaited next: `stop` reaches it, and so does the deadline, as `fault`."""
+        """Register the future that is awaited next, so that `stop` and the deadline (as `fault`) can end it."""
         self._pending = future
         self._fault = fault
         if self._stop is not None and not future.done():
@@ -279,9 +290,9 @@ class EnvManager:
         return future
 
     def _arrived(self) -> None:
-        """What was expected came, as a result or a fault; asking twice is fine."""
+        """Close the current wait; idempotent."""
         self._pending = None
-        context = self._stage.context
+        context = self._services.context
         context.waits.close(self._wait)
         if self._in_step:
             self._in_step = False
@@ -292,11 +303,11 @@ class EnvManager:
             fail(self._pending, wait, self._fault)
 
     def _leave_environment(self, fault: str | None) -> None:
-        """Free everything that the episode holds; once."""
+        """Free everything that the episode holds; idempotent."""
         if self._in_environment:
             self._in_environment = False
-            self._stage.proxy.end(self.trajectory)
-            self._stage.environments.close(self.slot, self.trajectory)
+            self._services.proxy.end(self.trajectory)
+            self._services.environments.close(self.slot, self.trajectory)
             if self._barrier is not None:
                 self._barrier.leave(self.trajectory.id)
-            self._stage.episode_over(self, fault)
+            self._services.owner.episode_over(self, fault)

@@ -1,8 +1,8 @@
 """Evaluation rounds: held-out episodes through the same control plane, beside training.
 
-A round asks for the same held-out prompts every time. Its episodes start before new training work. While training goes
-on they hold at most a quarter of a task's environments, so that they do not stall a batch; before the first step, and
-where they are waited for, they may have all of them. A failed episode is no score of 0: it is left out and counted.
+Every round plays the same held-out prompts. Its episodes start before new training work. During training they occupy
+at most a quarter of a task's environments, so that they do not stall a batch; before the first step, and when the loop
+waits for them, they may use all. A failed episode is not a score of 0: it is left out of the mean and counted.
 """
 
 import asyncio
@@ -35,15 +35,18 @@ class _Round:
 
 
 class Evaluation:
-    """At most one round per task at a time; a round that comes too early is skipped."""
+    """At most one round per task at a time; a round that is due while another runs is skipped."""
 
-    def __init__(self, context: Context, prompts: Mapping[str, PromptSource]) -> None:
+    def __init__(
+        self, context: Context, prompts: Mapping[str, PromptSource], episodes_waiting: Callable[[], None]
+    ) -> None:
         self._context = context
         self._prompts = prompts
         self._start = {task: source.cursor() for task, source in prompts.items()}
         self._rounds: dict[str, _Round] = {}
         self._done: asyncio.Future[None] | None = None
-        self.opened: Callable[[], None] = lambda: None
+        self._episodes_waiting = episodes_waiting
+        """Called when more episodes may start."""
 
     def open(self, step: int) -> None:
         """Start a round for every task that has held-out episodes."""
@@ -55,13 +58,13 @@ class Evaluation:
                 tickets = deque(Ticket(-1, source.next()) for _ in range(settings.eval_episodes))
                 at_once = eval_concurrency(config, task, alone=False)
                 self._rounds[task] = _Round(step, tickets, settings.eval_episodes, at_once)
-        self.opened()
+        self._episodes_waiting()
 
-    def go_first(self) -> None:
-        """Nothing is trained until the open rounds are over, or nobody would mind: they may have all environments."""
+    def use_all_environments(self) -> None:
+        """Let open rounds use all environments, because the loop waits for them."""
         for task, round in self._rounds.items():
             round.at_once = eval_concurrency(self._context.config, task, alone=True)
-        self.opened()
+        self._episodes_waiting()
 
     def next(self, task: str) -> Ticket | None:
         """The next episode to start, if one may."""
@@ -84,8 +87,8 @@ class Evaluation:
             self._ended(task, round)
 
     async def finished(self) -> None:
-        """Return once no round is open. Each episode has deadlines of its own; this one catches that none ends."""
-        self.go_first()
+        """Return once no round is open. Episodes have their own deadlines; this one is a last resort."""
+        self.use_all_environments()
         config = self._context.config
         limit_s = EVAL_ATTEMPTS * max(episode_bound_s(config, task) for task in config.tasks)
         while self._rounds:

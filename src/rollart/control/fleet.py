@@ -1,8 +1,8 @@
-"""The workers of a run: started, replaced, and heard.
+"""The workers of a run: spawned, restarted, and their events dispatched.
 
-Every worker is one incarnation of a spec. When it dies its spec is started again after a back-off; when it keeps dying
-the spec is removed and the rest of the role carries on. A role without any spec left ends the run. Events of a worker
-that is gone are void.
+Every worker is one incarnation of a spec. When it dies, its spec is restarted after a back-off; when it keeps dying,
+the spec is removed and the rest of the role carries on. A role without a spec ends the run. Events of a worker that is
+gone are ignored.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,10 +13,12 @@ from rollart.control.context import Context
 from rollart.policy.health import ENGINE, WORKER, GiveUp, HealthBook, Retry
 from rollart.policy.watch import Wait
 from rollart.ports.runtime import Runtime
-from rollart.types.errors import WorkerLost
+from rollart.types.errors import RuntimeLost, WorkerLost
 from rollart.types.ids import WorkerId
 from rollart.types.journal import WorkerDied, WorkerJoined, WorkerSpawned
 from rollart.types.messages import Role, WorkerCommand, WorkerEvent, WorkerInfo
+
+LOADS_MODEL = (Role.ENGINE, Role.TRAINER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class WorkerSpec:
     factory: str
     settings: Mapping[str, Any]
     hardware: str = ""
+    python: str = ""
+    """Path of the interpreter to run it with; the controller's unless given."""
 
 
 class RoleHandler(Protocol):
@@ -40,7 +44,7 @@ class RoleHandler(Protocol):
 
 
 class Fleet:
-    """Spawns workers, restarts them, and hands their events to who asked for them."""
+    """Spawns workers, restarts them, and dispatches their events to the registered handlers."""
 
     def __init__(self, context: Context, runtime: Runtime, specs: Sequence[WorkerSpec]) -> None:
         self._context = context
@@ -50,18 +54,19 @@ class Fleet:
         self._alive: dict[WorkerId, WorkerSpec] = {}
         self._roles: dict[Role, list[RoleHandler]] = {}
         self._handlers: dict[type, Callable[[WorkerId, Any], None]] = {}
-        self._health = {role: HealthBook(ENGINE if role is Role.ENGINE else WORKER) for role in Role}
+        seed = context.config.seed
+        self._health = {role: HealthBook(ENGINE if role is Role.ENGINE else WORKER, seed) for role in Role}
         self._closing = False
         self._joining: dict[WorkerId, Wait] = {}
         self.post: Callable[[WorkerId, Sequence[WorkerCommand]], None] = runtime.post
         runtime.listen(self)
 
     def attach(self, role: Role, handler: RoleHandler) -> None:
-        """`handler` hears of the workers of a role; several are told in the order in which they were attached."""
+        """Notify `handler` of the workers of a role. Handlers are called in the order of attachment."""
         self._roles.setdefault(role, []).append(handler)
 
     def on(self, event: type[WorkerEvent], handler: Callable[[WorkerId, Any], None]) -> None:
-        """`handler` gets every event of a type."""
+        """Register the handler of an event type."""
         self._handlers[event] = handler
 
     def start(self) -> None:
@@ -69,13 +74,13 @@ class Fleet:
             self._spawn(spec)
 
     def replace(self, worker: WorkerId, reason: str) -> None:
-        """Take a worker for dead although it has not said so (silent, or past a deadline) and start another."""
+        """Declare a worker dead (silent, or past a deadline) and restart its spec."""
         if worker in self._alive:
             self._runtime.stop(worker)
             self.died(worker, reason)
 
     def succeeded(self, worker: WorkerId) -> None:
-        """The worker has done what it is for: earlier deaths of its place no longer count against it."""
+        """The worker did useful work: earlier deaths of its spec no longer count against it."""
         spec = self._alive.get(worker)
         if spec is not None:
             self._health[spec.role].succeeded(spec.name, self._context.now())
@@ -87,7 +92,7 @@ class Fleet:
         self._alive.clear()
         await self._runtime.close()
 
-    # What the runtime tells.
+    # Callbacks of the runtime.
 
     def joined(self, worker: WorkerId, info: WorkerInfo) -> None:
         spec = self._alive.get(worker)
@@ -100,7 +105,7 @@ class Fleet:
                 handler.worker_joined(worker, spec, info)
 
     def events(self, worker: WorkerId, events: Sequence[WorkerEvent]) -> None:
-        # As `nursery.boundary`, written out: a run hears of two events for every turn.
+        # `nursery.boundary` inlined: this is the hot path, two events per turn.
         try:
             for event in events:
                 if worker not in self._alive:
@@ -112,6 +117,9 @@ class Fleet:
     def died(self, worker: WorkerId, reason: str) -> None:
         with self._context.nursery.boundary:
             self._died(worker, reason)
+
+    def failed(self, error: RuntimeLost) -> None:
+        self._context.nursery.fail(error)
 
     def _died(self, worker: WorkerId, reason: str) -> None:
         spec = self._alive.pop(worker, None)
@@ -125,7 +133,7 @@ class Fleet:
             del self._specs[spec.name]
         else:
             at = verdict.at if isinstance(verdict, Retry) else verdict.until
-            self._context.record(WorkerDied(now, worker, reason, f"restarted at {at:.3f} s"))
+            self._context.record(WorkerDied(now, worker, reason, f"restarts in {at - now:.3g} s"))
             self._context.call_at(at, self._spawn, spec)
         for handler in self._roles.get(spec.role, ()):
             handler.worker_left(worker, spec, reason)
@@ -133,7 +141,7 @@ class Fleet:
             self._context.nursery.fail(
                 WorkerLost(
                     f"no {spec.role.value} worker is left; the last one, {worker}, died of: {reason}. "
-                    "Every one was restarted and died again: mend the cause and resume."
+                    "Every worker of the role was restarted and died again: fix the cause and resume."
                 )
             )
 
@@ -145,11 +153,12 @@ class Fleet:
         worker = WorkerId(f"{spec.name}.{number}")
         self._alive[worker] = spec
         self._context.record(WorkerSpawned(self._context.now(), worker, spec.role, spec.pool))
-        seconds = self._context.config.deadlines.engine_joins_s
+        deadlines = self._context.config.deadlines
+        seconds = deadlines.model_loads_s if spec.role in LOADS_MODEL else deadlines.worker_starts_s
         self._joining[worker] = self._context.waits.guard(
             str(worker), "its start", seconds, "it is replaced", lambda _: self.replace(worker, "it did not come up")
         )
-        self._runtime.spawn(worker, spec.role, spec.factory, spec.settings)
+        self._runtime.spawn(worker, spec.role, spec.factory, spec.settings, python=spec.python)
 
     def _started(self, worker: WorkerId) -> None:
         wait = self._joining.pop(worker, None)

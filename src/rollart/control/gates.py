@@ -1,4 +1,4 @@
-"""Where `sync` makes trajectories wait for each other: at every turn, and before the rewards of a batch."""
+"""The gates of mode `sync`: a barrier at every turn, and one before the rewards of a batch."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from rollart.types.ids import TrajectoryId
 
 
 class BarrierGate:
-    """The turns of a batch are taken together."""
+    """Barrier: the turns of a batch are taken together."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -30,7 +30,7 @@ class BarrierGate:
         self._release(self._barrier.leave(trajectory))
 
     async def wait(self, future: "asyncio.Future[None]", name: str) -> None:
-        """The others have deadlines of their own, so this one only catches what those leave open."""
+        """Wait at the barrier. The other trajectories have their own deadlines; this one is a last resort."""
         tasks = self._context.config.tasks.values()
         limit_s = self._context.config.deadlines.turn_s + 2 * max(task.reset_deadline_s for task in tasks)
         await self._context.waits.wait(future, "the batch", f"{name} at the barrier", limit_s, "it ends", EngineFault)
@@ -45,7 +45,7 @@ class BarrierGate:
 
 
 class RewardGate:
-    """Rewards are asked for when the last episode of the batch is over."""
+    """Gate: rewards are requested when the last episode of the batch is over."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -56,7 +56,7 @@ class RewardGate:
         return future
 
     async def wait(self, future: "asyncio.Future[None]", name: str) -> None:
-        """As at the barrier: whoever still plays has deadlines, this one catches the rest."""
+        """Wait for the gate. Running episodes have their own deadlines; this one is a last resort."""
         tasks = self._context.config.tasks.values()
         limit_s = max(task.share_deadline_s for task in tasks) + self._context.config.deadlines.turn_s
         await self._context.waits.wait(

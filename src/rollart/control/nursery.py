@@ -1,11 +1,11 @@
 """One ordered nursery for every coroutine of a run.
 
-A child that fails ends the run: the main coroutine is cancelled, then the children in the order in which they were
-started, each awaited before the next. Nothing outlives `run`, no error is lost, and the order is the same in every
-process (`asyncio.TaskGroup` cancels in the order of a set).
+A child that fails ends the run: the main coroutine is cancelled, then the children in start order, each awaited before
+the next. Nothing outlives `run`, no error is lost, and the order is the same in every process (`asyncio.TaskGroup`
+cancels in set order).
 
-Callbacks of the loop have no task that could fail. They run inside `with nursery.boundary:`, which ends the run with
-their error; the loop itself would log it and go on.
+Callbacks of the loop belong to no task. They run inside `with nursery.boundary:`, which ends the run with their error;
+the loop itself would only log it.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Boundary:
-    """An error that reaches it ends the run and goes no further."""
+    """Context manager that ends the run with any error raised inside."""
 
     def __init__(self, nursery: "Nursery") -> None:
         self._nursery = nursery
@@ -39,7 +39,7 @@ class Nursery:
     def __init__(self) -> None:
         self.boundary = Boundary(self)
         self._context = copy_context()
-        """One for all children: none sets a variable in it, and ten thousand copies of it would be cold memory."""
+        """Shared by all children: none sets a variable in it, and ten thousand copies would be cold memory."""
         self._children: dict[asyncio.Task[Any], None] = {}
         self._main: asyncio.Task[Any] | None = None
         self._error: BaseException | None = None
@@ -71,7 +71,7 @@ class Nursery:
         except BaseException:
             if self._error is None:
                 raise
-            # Whatever main made of its cancellation came second.
+            # The first error is the cause; what `main` raised when it was cancelled is a consequence.
             raise self._error from None
         finally:
             await self._end_children()

@@ -1,11 +1,38 @@
-"""The pipeline: the trainer loop, and everything put together.
+"""The pipeline: one training run, and the whole loop on one page.
 
-    for every step
-        (1) get_batch       wait for a whole batch, claim it durably
-        (2)–(5) sync        suspend, update, resume; KV of what is in flight is recomputed
-        (6) train           beside rollout where the mode overlaps, else before rollout goes on
+                 admission                                                  get_batch
+    PromptSource ────────► RolloutScheduler ────► Episode × N ────► SampleBuffer ────► Pipeline: credit, train
+                              ▲   ▲ slot_freed,      │    ▲ tokens                         │
+                              │   │ group_dropped    ▼    │                                ▼
+                              │   └──────────────  LLMProxy ◄──► engines ◄── store ◄─── trainer
+                              │                                     ▲                      │
+                              └── version_changed ◄── WeightSync ───┘ ◄─── published ──────┘
 
-The five modes differ in `overlap` and in what the policies make of their settings; there is one loop.
+One step, with the paper's numbers:
+
+    (1) claim       `SampleBuffer.get_batch` waits for whole groups in the configured shares; the claim is durable
+                    before the trainer sees the batch
+    (2) suspend     no new turns; those in flight are kept
+    (3) update      engines commit the newest version, which they staged while rollout went on
+    (4) resume      turns go out again
+    (5) recompute   engines recompute the KV of what is in flight
+    (6) train       credit the batch, make one optimiser step, publish the version: beside the rollout of the next
+                    batch where the mode overlaps, else before rollout goes on
+
+Who waits for whom:
+
+    the trainer     for a whole batch, in (1): the only wait of this loop for rollout
+    rollout         for admission: a group starts only while it can still be claimed within the staleness bound α.
+                    This is the back-pressure: a slow trainer stops new groups, so the buffer holds O(α) batches
+    an episode      for its own environment, its own turns and its own reward, and for nothing else
+    engines         for nothing but (2) to (4); staging a version never stops generation
+    a version       trained ─► published to the store ─► staged and verified by every engine ─► committed ─► served:
+                    from then on tokens carry it and staleness is measured against it; what is past the bound ends,
+                    or is masked
+
+The five modes are settings of the same policies: in this module `overlap` decides where (6) runs and `interrupt`
+whether (2) drains rollout first. A lost trainer takes the loop back to its checkpoint under a new epoch
+(`_enter_epoch`): whatever was sampled or trained beyond it is void, and its prompts are queued again.
 """
 
 import asyncio
@@ -13,26 +40,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rollart.config.schema import RunConfig
-from rollart.control.buffer import Batch, SampleBuffer
+from rollart.control.buffer import Batch
 from rollart.control.context import Context
-from rollart.control.environments import EnvironmentPool
-from rollart.control.evaluation import Evaluation
+from rollart.control.credit import samples
 from rollart.control.fleet import Fleet, WorkerSpec
 from rollart.control.proxy import LLMProxy
-from rollart.control.resume import bury, end_buried_groups
-from rollart.control.rewards import RewardDispatch
-from rollart.control.rollout import Accept, Ended, RolloutScheduler, accept_all, look_at_none
+from rollart.control.resume import cancel_in_flight, end_cancelled_groups
+from rollart.control.rollout import OnTrajectoryEnd, RolloutScheduler, ignore_trajectory
 from rollart.control.stalls import StallWatch
 from rollart.control.trainer import POOL as TRAINER_POOL
 from rollart.control.trainer import TrainerClient
 from rollart.control.weights import WeightSync
 from rollart.policy.liveness import step_bound_s
 from rollart.policy.routing import Router, TaskAffinity
-from rollart.policy.staleness import StalenessBound
+from rollart.policy.sync import SyncBook
 from rollart.ports.prompts import PromptSource
 from rollart.ports.runtime import Runtime
 from rollart.ports.sink import EventSink
-from rollart.types.errors import InvariantBroken, TrainerLost, TrainingFailed
+from rollart.types.errors import InvariantBroken, RollartError, TrainerLost, TrainingFailed
+from rollart.types.failures import StopReason
 from rollart.types.journal import (
     CheckpointFailed,
     CheckpointSaved,
@@ -44,6 +70,7 @@ from rollart.types.journal import (
     RunStarted,
     Snapshot,
     StepTrained,
+    TimeUse,
 )
 from rollart.types.snapshot import RunState
 from rollart.types.versions import Version
@@ -53,7 +80,7 @@ MAX_FAILED_SAVES = 3
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The world that a run is connected to."""
+    """Everything outside the control plane that a run is connected to."""
 
     runtime: Runtime
     sink: EventSink
@@ -61,8 +88,7 @@ class Parts:
     prompts: Mapping[str, PromptSource]
     eval_prompts: Mapping[str, PromptSource]
     stop_tokens: tuple[int, ...] = ()
-    accept: Accept = accept_all
-    ended: Ended = look_at_none
+    on_trajectory_end: OnTrajectoryEnd = ignore_trajectory
 
 
 async def run_pipeline(config: RunConfig, parts: Parts, state: RunState | None = None) -> None:
@@ -73,15 +99,16 @@ async def run_pipeline(config: RunConfig, parts: Parts, state: RunState | None =
     """
     context = Context(config, parts.sink, state)
     pipeline = Pipeline(context, parts, resumed=state is not None)
-    reason = "interrupted"
+    stop, reason = StopReason.INTERRUPTED, "interrupted"
     try:
         await context.nursery.run(pipeline.run())
-        reason = ""
+        stop, reason = StopReason.DONE, ""
     except Exception as error:
+        stop = error.stop_reason if isinstance(error, RollartError) else StopReason.FAILED
         reason = f"{type(error).__name__}: {error}"
         raise
     finally:
-        await pipeline.close(reason)
+        await pipeline.close(stop, reason)
 
 
 class Pipeline:
@@ -90,37 +117,28 @@ class Pipeline:
     def __init__(self, context: Context, parts: Parts, *, resumed: bool) -> None:
         self._context = context
         self._resumed = resumed
-        config = context.config
         self._fleet = Fleet(context, parts.runtime, parts.workers)
         self._trainer = TrainerClient(context, self._fleet)
         self._proxy = LLMProxy(context, self._fleet, Router(_affinity(context)))
-        self._weights = WeightSync(context, self._fleet, self._proxy)
-        self._evaluation = Evaluation(context, parts.eval_prompts)
-        bound = StalenessBound(config.alpha, context.mode.check_every_turn)
-        self._buffer = SampleBuffer(context, bound, self._served)
+        versions = SyncBook(rolling=context.config.rolling_update)
         self._rollout = RolloutScheduler(
             context,
+            fleet=self._fleet,
             proxy=self._proxy,
-            environments=EnvironmentPool(context, self._fleet),
-            rewards=RewardDispatch(context, self._fleet),
-            buffer=self._buffer,
-            bound=bound,
-            served=self._served,
+            served=versions.version,
             prompts=parts.prompts,
-            evaluation=self._evaluation,
-            accept=parts.accept,
-            ended=parts.ended,
+            eval_prompts=parts.eval_prompts,
+            on_trajectory_end=parts.on_trajectory_end,
             stop_tokens=parts.stop_tokens,
         )
+        self._buffer = self._rollout.buffer
+        self._evaluation = self._rollout.evaluation
+        self._weights = WeightSync(context, self._fleet, self._proxy, versions, observers=[self._rollout])
         self._stalls = StallWatch(context)
-        self._weights.synced = lambda _version: self._rollout.version_changed()
         self._saves_failed = 0
 
-    def _served(self) -> Version:
-        return self._weights.served
-
     async def run(self) -> None:
-        """All steps; nothing new is started once this is over, however it ended."""
+        """Run all steps. Nothing starts after this returns or raises."""
         try:
             await self._run()
         finally:
@@ -131,7 +149,7 @@ class Pipeline:
         context, config = self._context, self._context.config
         if self._resumed:
             context.record(RunResumed(context.now(), config.mode.value, config.alpha, step_bound_s(config)))
-            bury(context)
+            cancel_in_flight(context)
         else:
             context.record(
                 RunStarted(
@@ -150,14 +168,14 @@ class Pipeline:
         self._fleet.start()
         step = await self._start_epoch()
         self._open_evaluation(step)
-        self._evaluation.go_first()  # what is compared with later was not trained yet
+        self._evaluation.use_all_environments()  # the baseline is measured before the first update
         await self._train_all(step)
         await self._evaluation.finished()
         self._rollout.stop("the run ended")
         await self._rollout.drained()
 
     async def _start_epoch(self) -> int:
-        """Go on from whatever checkpoint a trainer comes back with, however often it is lost on the way."""
+        """Enter a new epoch; retry if the trainer is lost meanwhile."""
         while True:
             try:
                 return await self._enter_epoch()
@@ -165,9 +183,9 @@ class Pipeline:
                 continue
 
     async def _enter_epoch(self) -> int:
-        """A trainer is there, from whatever checkpoint: the lineage goes on from that step, under a new epoch.
+        """Continue the lineage from the checkpoint of the trainer that joined, under a new epoch.
 
-        Until its version is in service nothing is sampled, so nothing gets tokens of a version that is void.
+        Nothing is sampled until its version is in service, so no trajectory gets tokens of a voided version.
         """
         context, lineage = self._context, self._context.lineage
         self._rollout.halt()
@@ -175,7 +193,7 @@ class Pipeline:
         restored = await self._trainer.joined()
         step = 0 if restored is None else restored.step
         self._settle_claims(step)
-        # The epoch is durable before anything is published under it: that is what fences an older trainer.
+        # Durable before anything is published under the epoch: this is what fences an older trainer.
         context.record(EpochStarted(context.now(), lineage.epoch + 1, step))
         void = tuple(entry.group for entry in lineage.trained_after(step))
         if lineage.step != step:
@@ -190,7 +208,7 @@ class Pipeline:
         return step
 
     def _settle_claims(self, step: int) -> None:
-        """A claim that the checkpoint holds was trained, whether or not we heard of it; any other is returned."""
+        """Claims that the checkpoint contains were trained, reported or not; all others are returned."""
         context = self._context
         for claim in context.lineage.state().claims:
             if claim.step < step:
@@ -204,15 +222,15 @@ class Pipeline:
                     self._buffer.returned(claim.claim)
         if self._resumed:
             self._resumed = False
-            end_buried_groups(context)
+            end_cancelled_groups(context)
         if step > context.lineage.step:
             raise InvariantBroken(
                 f"the trainer's checkpoint holds step {step}, the journal knows of {context.lineage.step}: "
-                "they are not of one run, or a claim was not durable. Give the run folder that they belong to."
+                "they belong to different runs, or a claim was not durable. Use the run folder of that checkpoint."
             )
 
     async def _train_all(self, step: int) -> None:
-        """Every step, from `step` on; a trainer that is lost takes us back to its checkpoint."""
+        """Run all steps from `step` on. A lost trainer takes the loop back to its checkpoint."""
         training: asyncio.Task[TrainerLost | None] | None = None
         while True:
             try:
@@ -237,22 +255,22 @@ class Pipeline:
 
     async def _claim(self, step: int) -> Batch:
         accounts, now = self._context.accounts, self._context.now
-        accounts.idle_for(TRAINER_POOL, "rollout", now())
+        accounts.idle_for(TRAINER_POOL, TimeUse.ROLLOUT, now())
         batch = await self._buffer.get_batch(Version(self._context.lineage.epoch, step))
-        accounts.idle_for(TRAINER_POOL, "weight_sync", now())
+        accounts.idle_for(TRAINER_POOL, TimeUse.WEIGHT_SYNC, now())
         return batch
 
     async def _sync(self, step: int) -> None:
-        """The engines take the weights of `step`; where rollout drains, after the last trajectory in flight."""
+        """Engines take the weights of `step`; where the mode drains, after the last trajectory in flight."""
         accounts = self._context.accounts
         if not self._context.mode.interrupt:
             await self._evaluation.finished()
-        accounts.idle_for(TRAINER_POOL, "weight_sync", self._context.now())
+        accounts.idle_for(TRAINER_POOL, TimeUse.WEIGHT_SYNC, self._context.now())
         await self._weights.adopt_newest()
         every = self._context.config.eval_every
         if step and every and step % every == 0:
             if step == self._context.config.steps:
-                # No later round makes up for the last one, so it waits for the one before instead of being skipped.
+                # The last round must not be skipped, so it waits for the one before.
                 await self._evaluation.finished()
             self._open_evaluation(step)
 
@@ -261,7 +279,7 @@ class Pipeline:
             self._evaluation.open(step)
 
     async def _train_beside(self, batch: Batch, step: int) -> TrainerLost | None:
-        """Train while rollout goes on. A lost trainer is a value, for the loop to act on."""
+        """Train while rollout goes on. A lost trainer is returned as a value, for the loop to handle."""
         try:
             await self._train(batch, step)
         except TrainerLost as lost:
@@ -269,14 +287,15 @@ class Pipeline:
         return None
 
     async def _train(self, batch: Batch, step: int) -> None:
-        """One optimiser step on the batch, then the version goes to the store and engines begin to stage it."""
+        """Credit and train the batch, then publish the version; engines begin to stage it."""
         context = self._context
         started = context.now()
         context.accounts.training = True
         context.accounts.changed(started)
         try:
             version = Version(context.lineage.epoch, step + 1)
-            trained = await self._trainer.train(batch.claim, version, batch.samples)
+            credited = samples(context.config.algorithm, batch.groups)
+            trained = await self._trainer.train(batch.claim, version, credited)
             now = context.now()
             context.record(StepTrained(now, batch.claim, version, now - started, trained.metrics))
             for pool_time in context.accounts.close_period(now):  # right after the step that it belongs to
@@ -289,24 +308,34 @@ class Pipeline:
             context.accounts.changed(context.now())
 
     async def _save(self, version: Version) -> None:
-        """Every few steps and at the end, a checkpoint; with it, the state of the run."""
-        context, config = self._context, self._context.config
-        every = config.checkpoint_every
-        if not every or (version.step % every and version.step != config.steps):
-            return
+        """Save a checkpoint if one is due: every `checkpoint_every` steps, and always after the last one.
+
+        The last one is retried until it is saved or the run fails, because no later one makes up for it.
+        """
+        config = self._context.config
+        if version.step == config.steps:
+            while not await self._saved(version):
+                pass
+        elif config.checkpoint_every and version.step % config.checkpoint_every == 0:
+            await self._saved(version)
+
+    async def _saved(self, version: Version) -> bool:
+        """Save a checkpoint and a snapshot of the run; raise after too many failures in a row."""
+        context = self._context
         reason = await self._trainer.save(version)
         if reason is None:
             self._saves_failed = 0
             context.record(CheckpointSaved(context.now(), version))
             context.record(Snapshot(context.now(), context.lineage.state()))
-            return
+            return True
         self._saves_failed += 1
         context.record(CheckpointFailed(context.now(), version, reason))
         if self._saves_failed >= MAX_FAILED_SAVES:
-            raise TrainingFailed(f"{MAX_FAILED_SAVES} checkpoints in a row could not be saved: {reason}")
+            raise TrainingFailed(f"a checkpoint could not be saved {MAX_FAILED_SAVES} times in a row: {reason}")
+        return False
 
-    async def close(self, reason: str) -> None:
-        """Everything ends, and the journal says why."""
+    async def close(self, stop: StopReason, reason: str) -> None:
+        """End everything; the journal records why."""
         context = self._context
         for claim in self._buffer.claims():
             context.record(ClaimReturned(context.now(), claim, reason))
@@ -314,7 +343,7 @@ class Pipeline:
         self._rollout.stop(reason or "the run ended")
         for pool_time in context.accounts.close_period(context.now()):
             context.record(pool_time)
-        context.record(RunEnded(context.now(), context.lineage.step, reason))
+        context.record(RunEnded(context.now(), context.lineage.step, reason, stop))
         await self._fleet.close()
         await context.sink.close()
 
@@ -322,7 +351,7 @@ class Pipeline:
 def _affinity(context: Context) -> dict[str, TaskAffinity]:
     config = context.config
     if not context.mode.affinity:
-        # Without affinity a task may still not run where it cannot: the classes are the same, the preference is not.
+        # Affinity off removes the preference, not the restriction to compatible classes.
         return {
             task: TaskAffinity(None, tuple(filter(None, (settings.hardware, *config.fallback_of(task)))))
             for task, settings in config.tasks.items()

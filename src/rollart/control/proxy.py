@@ -1,13 +1,14 @@
 """LLMProxy: the gateway between agents and engines.
 
-Turns come in per trajectory and go to an engine that the router names. Only what is new travels. A turn whose engine is
-lost goes on at another one, from the last token that was reported; a turn that nobody can take waits here until
-somebody can, or its deadline passes. Every turn ends exactly once: its future gets a result or a fault.
+Turns arrive per trajectory and go to the engine that the router selects, with only the new tokens. If the engine is
+lost, the turn continues elsewhere from the last reported token; if no engine can take it, the turn is queued until one
+can or its deadline passes. Every turn ends exactly once: its future gets a result or a fault.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
@@ -48,18 +49,25 @@ class TurnResult(msgspec.Struct, frozen=True, gc=False):
     recomputed: int
 
 
-class _Session:
-    """A trajectory at the engines: who holds its prefix, and the turn that it takes, one at a time."""
+class FirstTokenObserver(Protocol):
+    """Hears the version of a trajectory's first token as soon as an engine reports it, once."""
 
-    __slots__ = ("engine", "future", "holder", "partial", "request", "sampling", "trajectory")
+    def first_token(self, trajectory: Trajectory, version: Version) -> None: ...
+
+
+class _Session:
+    """A trajectory at the engines: which one holds its prefix, and its current turn, one at a time."""
+
+    __slots__ = ("engine", "future", "holder", "observer", "partial", "request", "sampling", "trajectory")
 
     sampling: Sampling
     """Of the turn."""
     request: RequestId
     """Of the turn at `engine`."""
 
-    def __init__(self, trajectory: Trajectory) -> None:
+    def __init__(self, trajectory: Trajectory, observer: FirstTokenObserver) -> None:
         self.trajectory = trajectory
+        self.observer = observer
         self.holder: WorkerId | None = None
         """The engine that holds the prefix up to the last sampled token."""
         self.future: asyncio.Future[TurnResult] | None = None
@@ -67,7 +75,7 @@ class _Session:
         self.engine: _Engine | None = None
         """Where the turn is; None while it waits for an engine."""
         self.partial = NOTHING
-        """What engines have reported of the turn so far."""
+        """Tokens of the turn reported so far."""
 
     @property
     def last_version(self) -> Version | None:
@@ -86,12 +94,12 @@ class _Engine:
         self.pool = pool
         self.info = info
         self.in_flight = 0
-        """Its turns among the proxy's."""
+        """Number of turns at this engine."""
         self.aborting: dict[RequestId, _Session] = {}
-        """Stopped, and the engine has not yet said how far they came."""
+        """Aborted requests whose final token count has not been reported."""
         self.heard_at = now
         self.wait = Wait(silent)
-        """For a sign of life; open while it has requests."""
+        """Progress watchdog; open while the engine has requests."""
 
 
 class LLMProxy:
@@ -104,26 +112,26 @@ class LLMProxy:
         self._engines: dict[WorkerId, _Engine] = {}
         self._sessions: dict[TrajectoryId, _Session] = {}
         self._turns: dict[RequestId, _Session] = {}
-        """All that are at an engine. One table: ids only grow, so what is in flight is close together in it."""
+        """Turns at an engine. One table: ids only grow, so entries in flight are close together in memory."""
         self._queue: deque[_Session] = deque()
         self._next_request = 0
         self._suspended = False
         self._nobody: Wait | None = None
-        self.first_token: Callable[[Trajectory, Version], None] = lambda _trajectory, _version: None
-        """Told when the first token of a trajectory is known."""
         fleet.attach(Role.ENGINE, self)
         fleet.on(TurnDone, self._turn_done)
         fleet.on(PrefixMiss, self._prefix_miss)
         fleet.on(Refused, self._refused)
         fleet.on(Progress, self._progress)
 
-    # What agents ask for.
+    # Calls of episodes.
 
-    def generate(self, trajectory: Trajectory, sampling: Sampling) -> "asyncio.Future[TurnResult]":
+    def generate(
+        self, trajectory: Trajectory, sampling: Sampling, observer: FirstTokenObserver
+    ) -> "asyncio.Future[TurnResult]":
         """The trajectory's next turn, after everything in its current sequence."""
         session = self._sessions.get(trajectory.id)
         if session is None:
-            session = self._sessions[trajectory.id] = _Session(trajectory)
+            session = self._sessions[trajectory.id] = _Session(trajectory, observer)
         elif session.future is not None:
             raise InvariantBroken(f"trajectory {trajectory.id} asked for a turn while it has one")
         session.sampling = sampling
@@ -138,7 +146,7 @@ class LLMProxy:
         return session is not None and session.future is not None
 
     def end(self, trajectory: Trajectory) -> None:
-        """The trajectory is over: abort its turn, if it has one, and free its session. Asking twice is fine."""
+        """Abort the turn of a finished trajectory, if it has one, and free its session; idempotent."""
         session = self._sessions.pop(trajectory.id, None)
         if session is not None:
             engine = session.engine
@@ -150,7 +158,7 @@ class LLMProxy:
                 self._fleet.post(session.holder, [EndSession(trajectory.id)])
         self._router.trajectory_ended(trajectory.id)
 
-    # What weight sync asks for.
+    # Calls of weight sync.
 
     def suspend(self) -> None:
         """No new requests; those in flight are kept."""
@@ -170,6 +178,7 @@ class LLMProxy:
         if engine is None:
             return
         engine.heard_at = self._context.now()
+        self._fleet.succeeded(worker)
         self._router.engine_serves(worker, version)
         if self._nobody is not None:
             self._context.waits.close(self._nobody)
@@ -177,7 +186,7 @@ class LLMProxy:
         if not self._suspended:
             self._drain_queue()
 
-    # What the fleet tells.
+    # Callbacks of the fleet.
 
     def worker_joined(self, worker: WorkerId, spec: WorkerSpec, info: WorkerInfo) -> None:
         if not isinstance(info, EngineInfo):
@@ -207,12 +216,12 @@ class LLMProxy:
             self._drain_queue()
 
     def _wait_for_an_engine(self, last: WorkerId, reason: str) -> None:
-        deadline_s = self._context.config.deadlines.engine_joins_s
+        deadline_s = self._context.config.deadlines.no_engine_s
 
         def expired(_: Wait) -> None:
             self._context.nursery.fail(
                 NoEngine(
-                    f"no engine for {deadline_s:g} s; the last one, {last}, was lost: {reason}. Mend it and resume."
+                    f"no engine for {deadline_s:g} s; the last one, {last}, was lost: {reason}. Fix it and resume."
                 )
             )
 
@@ -227,7 +236,7 @@ class LLMProxy:
                 self._queue.append(session)
 
     def _send(self, session: _Session) -> bool:
-        """Send the turn where the router says; False when nobody can take it now."""
+        """Send the turn to the selected engine; False if none can take it now."""
         trajectory = session.trajectory
         begun = session.partial.tokens.length
         if begun and self._partial_is_whole(session):
@@ -246,7 +255,7 @@ class LLMProxy:
         return True
 
     def _partial_is_whole(self, session: _Session) -> bool:
-        """Whether an engine was lost after it sampled the last token and before it said so; then the turn is over."""
+        """Finish the turn if an engine was lost after its last token and before `TurnDone`."""
         tokens, sampling = session.partial.tokens, session.sampling
         stopped = tokens.payload is not None and int(tokens.ids()[-1]) in sampling.stop_tokens
         if not stopped and tokens.length < sampling.max_tokens:
@@ -293,7 +302,7 @@ class LLMProxy:
             self._context.waits.close(engine.wait)
 
     def _finish(self, session: _Session, result: TurnResult | EngineFault) -> None:
-        """The turn is over. Whoever asked for it may have been stopped by then, or run into its deadline."""
+        """End the turn. Its episode may have been stopped, or hit its deadline, meanwhile."""
         future, session.future = session.future, None
         session.partial = NOTHING
         if future is None or future.done():
@@ -303,10 +312,10 @@ class LLMProxy:
         else:
             future.set_exception(result)
 
-    # What engines say.
+    # Events of engines.
 
     def _find(self, worker: WorkerId, request: RequestId) -> _Session | None:
-        """The session whose turn an event is about; None for an aborted or doubled one."""
+        """The session that an event belongs to; None for aborted and duplicate ones."""
         engine = self._engines.get(worker)
         if engine is None:
             return None
@@ -329,7 +338,7 @@ class LLMProxy:
         first = session.trajectory.first_version is None and not session.partial.runs and generated.runs
         session.partial = session.partial.then(generated)
         if first:
-            self.first_token(session.trajectory, generated.runs[0].version)
+            session.observer.first_token(session.trajectory, generated.runs[0].version)
 
     def _record_aborted(self, session: _Session, worker: WorkerId) -> None:
         sampled = session.partial.tokens.length
@@ -366,9 +375,9 @@ class LLMProxy:
     # Silence.
 
     def _listen_for(self, engine: _Engine, seconds: float) -> None:
-        """Notice an engine that has requests and says nothing. The wait is renewed when it expires, not at every event.
+        """Watch for an engine that has requests and reports nothing.
 
-        It is open exactly while the engine has requests.
+        The wait is open exactly while the engine has requests, and is renewed when it expires, not at every event.
         """
         self._context.waits.open(engine.wait, engine.worker, "progress", seconds, "it is replaced")
 
@@ -376,7 +385,7 @@ class LLMProxy:
         engine = self._engines[worker]
         limit_s = self._context.config.deadlines.engine_silent_s
         now, due = self._context.now(), engine.heard_at + limit_s
-        # Times are compared, not spans: at its deadline a span may come out an ulp short of the limit, for ever.
+        # Compare times, not spans: at the deadline a span may be an ulp short of the limit, for ever.
         if now >= due and not self._suspended:
             silent_s = now - engine.heard_at
             self._fleet.replace(worker, f"silent for {silent_s:g} s with {engine.in_flight} requests in flight")

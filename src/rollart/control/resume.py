@@ -1,7 +1,7 @@
-"""What a new controller owes the journal of the one before it: an end for everything that was in flight there.
+"""Resume: end everything that was in flight at an earlier controller.
 
-Its trajectories are gone with it, so they are cancelled. Its claims are settled once the trainer has said which step
-its checkpoint holds; until then the groups stay open, because a claimed one may turn out to be trained.
+Its trajectories are lost, so they are cancelled. Its claims are settled once the trainer has reported the step of its
+checkpoint; until then groups stay open, because a claimed one may have been trained.
 """
 
 from rollart.control.context import Context
@@ -11,7 +11,7 @@ from rollart.types.trajectory import GroupOutcome, Outcome, Purpose
 CAUSE = "the controller was lost"
 
 
-def bury(context: Context) -> None:
+def cancel_in_flight(context: Context) -> None:
     """End the trajectories of an earlier controller."""
     for entry in context.lineage.state().trajectories:
         context.record(
@@ -28,7 +28,7 @@ def bury(context: Context) -> None:
         )
 
 
-def end_buried_groups(context: Context) -> None:
+def end_cancelled_groups(context: Context) -> None:
     """End the groups of an earlier controller, once its claims are settled and before this one opens any."""
     for entry in context.lineage.state().groups:
         if entry.trained_step is not None:

@@ -1,7 +1,8 @@
-"""Reward dispatch: each finished episode is scored once, without anybody waiting but its own trajectory.
+"""Reward dispatch: every finished episode is scored once, and only its own trajectory waits for it.
 
-A question has an idempotency key. It is asked again after a failure that may pass, a lost worker or a deadline, up to a
-limit; late and doubled answers are ignored. Only a finite number is a reward.
+Requests carry an idempotency key. They go to a free slot of a reward worker or wait for one (`policy.reward_queue`),
+and are retried after a transient failure, a lost worker or a deadline, up to a limit; late and duplicate answers are
+ignored. Only a finite number is a reward.
 """
 
 import asyncio
@@ -11,40 +12,50 @@ from rollart.control.context import Context
 from rollart.control.fleet import Fleet, WorkerSpec
 from rollart.policy.blame import Blame
 from rollart.policy.health import REWARD, HealthBook, Retry
+from rollart.policy.liveness import reward_bound_s
+from rollart.policy.reward_queue import RewardQueue
 from rollart.policy.watch import Wait
 from rollart.types.errors import InvariantBroken, RewardFault, TaskBroken
+from rollart.types.failures import FailureKind
 from rollart.types.ids import WorkerId
 from rollart.types.journal import RewardArrived
-from rollart.types.messages import RewardInfo, Role, Score, Scored, ScoreFailed, WorkerInfo
+from rollart.types.messages import RewardInfo, Role, Scored, ScoreFailed, ScoreRequest, WorkerInfo
 from rollart.types.trajectory import Trajectory
 
 POOL = "reward"
 WRONG_REWARDS = 8
-"""So many trajectories in a row without a reward that any try could get: then it is the function."""
+"""Permanent failures in a row after which the reward function itself is blamed."""
 
 
 class _Question:
-    __slots__ = ("future", "score", "wait", "worker")
+    """A reward that a trajectory waits for. `worker` holds it, or `wait` is open while it is in the queue."""
 
-    def __init__(self, score: Score, future: "asyncio.Future[float]") -> None:
+    __slots__ = ("ask_by", "future", "score", "wait", "worker")
+
+    def __init__(self, score: ScoreRequest, future: "asyncio.Future[float]", ask_by: float) -> None:
         self.score = score
         self.future = future
+        self.ask_by = ask_by
+        """No attempt starts later."""
         self.worker: WorkerId | None = None
         self.wait: Wait | None = None
 
 
 class RewardDispatch:
-    """Questions in flight, by key."""
+    """Score requests in flight, by key."""
 
     def __init__(self, context: Context, fleet: Fleet) -> None:
         self._context = context
         self._fleet = fleet
-        self._health = HealthBook(REWARD)
-        self._workers: dict[WorkerId, int] = {}
-        self._slots: dict[WorkerId, int] = {}
-        self._tasks: dict[WorkerId, tuple[str, ...]] = {}
+        self._health = HealthBook(REWARD, context.config.seed)
+        self._queue = RewardQueue()
         self._capacity: dict[WorkerId, int] = {}
         self._questions: dict[str, _Question] = {}
+        self._attempts: dict[WorkerId, dict[str, Wait]] = {}
+        """Slots in use: until the answer, the deadline, or the end of the worker, wanted or not."""
+        self._attempt_s = context.config.deadlines.reward_s
+        self._patience_s = reward_bound_s(context.config) - self._attempt_s
+        self._no_slot = f"no reward worker was free for {self._patience_s:g} s: raise reward_workers"
         self._blame = Blame()
         fleet.attach(Role.REWARD, self)
         fleet.on(Scored, self._scored)
@@ -52,7 +63,7 @@ class RewardDispatch:
 
     def score(self, trajectory: Trajectory) -> "asyncio.Future[float]":
         """The final reward of a finished episode, or a `RewardFault`."""
-        score = Score(
+        score = ScoreRequest(
             key=f"t{trajectory.id}",
             trajectory=trajectory.id,
             task=trajectory.task,
@@ -61,67 +72,95 @@ class RewardDispatch:
             artifact=trajectory.artifact,
             truncated=trajectory.truncated,
         )
-        question = self._questions[score.key] = _Question(score, self._context.loop.create_future())
+        ask_by = self._context.now() + self._patience_s
+        question = self._questions[score.key] = _Question(score, self._context.loop.create_future(), ask_by)
         self._ask(question)
         return question.future
 
     def forget(self, trajectory: Trajectory) -> None:
-        """Nobody wants the answer any more."""
+        """Drop the request of a trajectory; idempotent."""
         self._close(f"t{trajectory.id}")
 
     def worker_joined(self, worker: WorkerId, spec: WorkerSpec, info: WorkerInfo) -> None:
         if not isinstance(info, RewardInfo):
             raise InvariantBroken(f"{worker} is a reward worker and described itself as {type(info).__name__}")
-        self._workers[worker] = 0
-        self._slots[worker] = info.slots
-        self._tasks[worker] = info.tasks
         self._capacity[worker] = 0 if info.elastic else info.slots
         self._context.accounts.capacity(spec.pool, self._capacity[worker], self._context.now(), engines=False)
-        for question in list(self._questions.values()):
-            if question.worker is None:
-                self._ask(question)
+        self._attempts[worker] = {}
+        for key in self._queue.join(worker, info.slots, info.tasks):
+            self._post(worker, self._questions[key])
 
     def worker_left(self, worker: WorkerId, spec: WorkerSpec, reason: str) -> None:
-        if self._workers.pop(worker, None) is None:
+        if worker not in self._attempts:
             return
-        del self._slots[worker], self._tasks[worker]
         self._context.accounts.capacity(spec.pool, -self._capacity.pop(worker), self._context.now(), engines=False)
-        for question in list(self._questions.values()):
-            if question.worker == worker:
-                self._failed(question, f"{worker} was lost: {reason}", retry=True)
+        for key in self._queue.leave(worker):
+            self._end_attempt(worker, key)
+            question = self._questions.get(key)
+            if question is not None and question.worker == worker:
+                self._failed(question, f"{worker} was lost: {reason}", FailureKind.WORKER_LOST, retry=True)
+        del self._attempts[worker]
 
     def _ask(self, question: _Question) -> None:
-        if self._questions.get(question.score.key) is not question or question.worker is not None:
+        """Post the question to a free slot, or let it wait for one."""
+        key = question.score.key
+        if self._questions.get(key) is not question:
             return
-        worker = self._least_loaded(question.score.task)
-        seconds = self._context.config.deadlines.reward_s
-        if question.wait is not None:
-            self._context.waits.close(question.wait)
+        worker = self._queue.ask(key, question.score.task)
+        if worker is not None:
+            self._post(worker, question)
+            return
         question.wait = self._context.waits.guard(
-            str(worker or POOL),
+            POOL,
+            f"a free reward worker for trajectory {question.score.trajectory}",
+            max(0.0, question.ask_by - self._context.now()),
+            "it ends as reward_failed",
+            lambda _: self._failed(question, self._no_slot, FailureKind.DEADLINE, retry=False),
+        )
+
+    def _post(self, worker: WorkerId, question: _Question) -> None:
+        key, seconds = question.score.key, self._attempt_s
+        self._stop_waiting(question)
+        question.worker = worker
+        self._attempts[worker][key] = self._context.waits.guard(
+            str(worker),
             f"the reward of trajectory {question.score.trajectory}",
             seconds,
             "it is asked for again",
-            lambda _: self._failed(question, f"no answer within {seconds:g} s", retry=True),
+            lambda _: self._overdue(worker, key, f"no answer within {seconds:g} s"),
         )
-        if worker is None:
-            return
-        question.worker = worker
-        self._workers[worker] += 1
         self._context.accounts.busy(POOL, +1, self._context.now())
         self._fleet.post(worker, [question.score])
 
-    def _least_loaded(self, task: str) -> WorkerId | None:
-        able = [worker for worker in self._workers if task in self._tasks[worker] or not self._tasks[worker]]
-        return min(able, key=lambda worker: self._workers[worker] / self._slots[worker], default=None)
+    def _overdue(self, worker: WorkerId, key: str, reason: str) -> None:
+        self._free_slot(worker, key)
+        question = self._questions.get(key)
+        if question is not None and question.worker == worker:
+            self._failed(question, reason, FailureKind.DEADLINE, retry=True)
+
+    def _free_slot(self, worker: WorkerId, key: str) -> None:
+        """An attempt is over: the oldest question that waits gets the slot."""
+        self._end_attempt(worker, key)
+        waiting = self._queue.free(worker, key)
+        if waiting is not None:
+            self._post(worker, self._questions[waiting])
+
+    def _end_attempt(self, worker: WorkerId, key: str) -> None:
+        wait = self._attempts[worker].pop(key, None)
+        if wait is not None:
+            self._context.waits.close(wait)
+            self._context.accounts.busy(POOL, -1, self._context.now())
 
     def _scored(self, worker: WorkerId, event: Scored) -> None:
+        self._free_slot(worker, event.key)
         question = self._questions.get(event.key)
         if question is None:
             return
         value = event.value
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            self._failed(question, f"answered {value!r}, which is not a finite number", retry=False)
+            self._failed(
+                question, f"answered {value!r}, which is not a finite number", FailureKind.INVALID, retry=False
+            )
             return
         self._close(event.key)
         self._fleet.succeeded(worker)
@@ -131,44 +170,43 @@ class RewardDispatch:
             question.future.set_result(float(value))
 
     def _score_failed(self, worker: WorkerId, event: ScoreFailed) -> None:
+        self._free_slot(worker, event.key)
         question = self._questions.get(event.key)
         if question is None or question.worker != worker:
             return
-        self._failed(question, event.reason, retry=event.retry)
+        self._failed(question, event.reason, FailureKind.ERROR, retry=event.retry)
         task = question.score.task
         if not event.retry and self._blame.failed(task, event.key, WRONG_REWARDS):
             raise TaskBroken(
                 f"task {task!r}: its reward function failed {WRONG_REWARDS} times in a row, and every try would again: "
-                f"{event.reason}. Mend the function and resume."
+                f"{event.reason}. Fix the function and resume."
             )
 
-    def _failed(self, question: _Question, reason: str, *, retry: bool) -> None:
+    def _failed(self, question: _Question, reason: str, kind: FailureKind, *, retry: bool) -> None:
         key = question.score.key
         if self._questions.get(key) is not question:
             return
-        self._free(question)
+        question.worker = None
         verdict = self._health.failed(key, self._context.now(), reason) if retry else None
-        if isinstance(verdict, Retry):
+        if isinstance(verdict, Retry) and verdict.at < question.ask_by:
             self._context.call_at(verdict.at, self._ask, question)
             return
         self._close(key)
         if not question.future.done():
             question.future.set_exception(
-                RewardFault(f"the reward of trajectory {question.score.trajectory} ({question.score.task}): {reason}")
+                RewardFault(
+                    f"the reward of trajectory {question.score.trajectory} ({question.score.task}): {reason}", kind
+                )
             )
 
     def _close(self, key: str) -> None:
         question = self._questions.pop(key, None)
         if question is not None:
-            self._free(question)
+            self._stop_waiting(question)
+            self._queue.forget(key)
             self._health.forget(key)
 
-    def _free(self, question: _Question) -> None:
+    def _stop_waiting(self, question: _Question) -> None:
         if question.wait is not None:
             self._context.waits.close(question.wait)
             question.wait = None
-        worker, question.worker = question.worker, None
-        if worker is not None:
-            self._context.accounts.busy(POOL, -1, self._context.now())
-            if worker in self._workers:
-                self._workers[worker] -= 1

@@ -1,7 +1,7 @@
-"""The rollout scheduler: which trajectory starts when, and what becomes of its group.
+"""The rollout scheduler: which trajectory starts when, and how its group ends.
 
-It starts as much as admission allows and environments can hold, per task; replaces members that failed; and gives every
-started trajectory and every opened group exactly one end. Training and evaluation share everything below.
+It starts as much as admission allows and environments can hold, per task, and replaces failed members. Every started
+trajectory and every opened group ends exactly once. Training and evaluation share the whole path.
 """
 
 import asyncio
@@ -12,8 +12,9 @@ from rollart.control.buffer import SampleBuffer, beyond
 from rollart.control.context import Context
 from rollart.control.credit import has_no_signal, keeps_states
 from rollart.control.environments import EnvironmentPool
-from rollart.control.episode import EnvManager, Stage, Stopped
+from rollart.control.episode import Episode, EpisodeServices, Stopped
 from rollart.control.evaluation import Evaluation
+from rollart.control.fleet import Fleet
 from rollart.control.gates import BarrierGate, RewardGate
 from rollart.control.proxy import LLMProxy
 from rollart.control.rewards import RewardDispatch
@@ -23,168 +24,138 @@ from rollart.policy.staleness import StalenessBound
 from rollart.ports.prompts import PromptSource
 from rollart.types.errors import RunError
 from rollart.types.ids import GroupId, TrajectoryId
-from rollart.types.journal import GroupEnded, GroupOpened, PromptTaken, TrajectoryEnded, TrajectoryStarted
+from rollart.types.journal import GroupEnded, GroupOpened, PromptTaken, TimeUse, TrajectoryEnded, TrajectoryStarted
 from rollart.types.trajectory import TRAINABLE, GroupOutcome, Outcome, Purpose, StaleTreatment, Ticket, Trajectory
 from rollart.types.versions import Version
 
-Accept = Callable[[Sequence[Trajectory]], str | None]
-"""Looks at a complete group; a reason filters it out, None accepts it."""
-Ended = Callable[[Trajectory, str], None]
-"""Looks at a trajectory that ended, with the cause if it has no result. Nothing depends on it, and it never raises."""
+OnTrajectoryEnd = Callable[[Trajectory, str], None]
+"""Hook called with every ended trajectory, and the cause if it has no result. It must not raise."""
 
 
-def accept_all(trajectories: Sequence[Trajectory]) -> str | None:  # noqa: ARG001
-    """The default hook."""
-    return None
-
-
-def look_at_none(trajectory: Trajectory, cause: str) -> None:
+def ignore_trajectory(trajectory: Trajectory, cause: str) -> None:
     """The default hook."""
 
 
 class RolloutScheduler:
-    """See the module."""
+    """See the module. It owns what only rollout uses, and observes it: environments, buffer, evaluation, episodes."""
 
     def __init__(
         self,
         context: Context,
         *,
+        fleet: Fleet,
         proxy: LLMProxy,
-        environments: EnvironmentPool,
-        rewards: RewardDispatch,
-        buffer: SampleBuffer,
-        bound: StalenessBound,
         served: Callable[[], Version],
         prompts: Mapping[str, PromptSource],
-        evaluation: Evaluation,
-        accept: Accept,
-        ended: Ended,
+        eval_prompts: Mapping[str, PromptSource],
+        on_trajectory_end: OnTrajectoryEnd,
         stop_tokens: tuple[int, ...],
     ) -> None:
         self._context = context
-        self._environments = environments
-        self._buffer = buffer
-        self._bound = bound
+        self._proxy = proxy
         self._served = served
         self._prompts = prompts
-        self._accept = accept
-        self._ended = ended
-        self._evaluation = evaluation
+        self._on_trajectory_end = on_trajectory_end
+        self._bound = StalenessBound(context.config.alpha, context.mode.check_every_turn)
+        self._environments = EnvironmentPool(context, fleet, slot_freed=self.schedule)
+        self.buffer = SampleBuffer(context, self._bound, served, observer=self)
+        self.evaluation = Evaluation(context, eval_prompts, episodes_waiting=self.schedule)
         self._reward_gate = RewardGate(context) if context.mode.reward_after_rollout else None
-        self._stage = Stage(
+        self._services = EpisodeServices(
             context,
             proxy,
-            environments,
-            rewards,
+            self._environments,
+            RewardDispatch(context, fleet),
             BarrierGate(context) if context.mode.environment_barrier else None,
             self._reward_gate,
             stop_tokens,
-            first_token=self._first_token,
-            check_bound=self._check_bound,
-            episode_over=self._episode_over,
-            ended=self._trajectory_ended,
+            owner=self,
         )
         self._book = GroupBook()
         self._tickets: dict[str, deque[Ticket]] = {task: deque() for task in context.config.tasks}
-        self._managers: dict[TrajectoryId, EnvManager] = {}
+        self._episodes: dict[TrajectoryId, Episode] = {}
         self._kept: dict[TrajectoryId, Trajectory] = {}
         state = context.lineage.state()
         self._next_trajectory = state.next_trajectory
         self._next_group = state.next_group
         self._next_ticket_number = state.next_ticket
-        self._proxy = proxy
         for task, cursor in state.cursors.items():
             prompts[task].seek(cursor)
         self._open = False
-        self._pumping = False
+        self._scheduled = False
         self._drained: asyncio.Future[None] | None = None
-        environments.changed = self.poke
-        buffer.ended = self._ready_group_ended
-        buffer.needs_changed = self.poke
-        buffer.claimed = self.claimed
-        evaluation.opened = self.poke
-        proxy.first_token = self._first_token
 
-    # What the pipeline and the buffer ask for.
+    # What the pipeline asks for.
 
     def start(self) -> None:
-        """Rollout begins, or goes on after `halt`: with the prompts that wait in the lineage, then with new ones."""
+        """Begin, or continue after `halt`: first with the prompts that wait in the lineage, then with new ones."""
         for queue in self._tickets.values():
             queue.clear()
         for ticket in self._context.lineage.state().waiting:
             self._tickets[ticket.prompt.task].append(ticket)
         self._open = True
-        self.poke()
+        self.schedule()
 
     def roll_back(self, step: int) -> None:
-        """The lineage goes on from `step`: what has, or may yet get, tokens of later weights is void."""
+        """Cancel every group that has, or may still get, tokens of weights later than `step`."""
         groups = self._book.groups()
         served_later = bool(groups) and self._served().step > step
         for group in groups:
-            running = [self._managers[id].trajectory for id in group.running]
+            running = [self._episodes[id].trajectory for id in group.running]
             kept = [self._kept[id] for id in group.kept]
             if any(beyond(trajectory, step) for trajectory in [*running, *kept]) or (
                 served_later and any(map(self._proxy.generating, running))
             ):
                 self._end_group(group, GroupOutcome.CANCELLED, Outcome.CANCELLED, "rollback")
-        self._buffer.roll_back(step)
-
-    def claimed(self) -> None:
-        """One more batch is claimed. Where rollout is drained, what is left over is redundant."""
-        if not self._context.mode.interrupt:
-            self._buffer.drop_all(GroupOutcome.REDUNDANT, "the batch is full")
-            for group in self._book.groups():
-                if group.purpose is Purpose.TRAIN:
-                    self._end_group(group, GroupOutcome.REDUNDANT, Outcome.REDUNDANT, "the batch is full")
-        self.poke()
+        self.buffer.roll_back(step)
 
     def version_changed(self) -> None:
-        """Engines serve another version: what is past the bound now does not go on."""
+        """End or mask what the new version put past the staleness bound."""
         for group in self._book.groups():
             if group.purpose is Purpose.TRAIN and self._bound.violated(self._served(), group.oldest):
                 self._handle_stale(group)
-        self._buffer.evict_stale()
-        self.poke()
+        self.buffer.evict_stale()
+        self.schedule()
 
     def trained(self, groups: Sequence[OpenGroup]) -> None:
-        """The groups of a claim are trained."""
+        """Record the end of the trained groups of a claim."""
         for group in groups:
             self._record_group_end(group, GroupOutcome.TRAINED, requeued=False, cause="")
 
     def halt(self) -> None:
-        """Nothing starts any more."""
+        """Start nothing more."""
         self._open = False
 
     async def drained(self) -> None:
-        """Return once no trajectory runs. Those that were stopped end in the next passes of the loop."""
-        while self._managers:
+        """Return once no trajectory runs. Stopped ones end in the next passes of the loop."""
+        while self._episodes:
             self._drained = self._context.loop.create_future()
             await self._context.waits.wait(
                 self._drained,
                 "rollout",
-                f"the end of {len(self._managers)} trajectories",
+                f"the end of {len(self._episodes)} trajectories",
                 60.0,
                 "the run stops",
                 RunError,
             )
 
     def stop(self, cause: str) -> None:
-        """Nothing starts any more and everything that runs is cancelled; their ends follow."""
+        """Start nothing more and cancel everything that runs."""
         self.halt()
         for group in self._book.groups():
             self._end_group(group, GroupOutcome.CANCELLED, Outcome.CANCELLED, cause)
-        self._buffer.drop_all(GroupOutcome.CANCELLED, cause)
+        self.buffer.drop_all(GroupOutcome.CANCELLED, cause)
 
     # Starting.
 
-    def poke(self) -> None:
-        """Something changed: look once, after this pass of the loop, what may start."""
-        if not self._pumping and self._open:
-            self._pumping = True
-            self._context.call_soon(self._pump)
+    def schedule(self) -> None:
+        """Check what may start, once, after this pass of the loop."""
+        if not self._scheduled and self._open:
+            self._scheduled = True
+            self._context.call_soon(self._start_ready)
 
-    def _pump(self) -> None:
-        self._pumping = False
+    def _start_ready(self) -> None:
+        self._scheduled = False
         if not self._open:
             return
         allowed = self._allowed()
@@ -201,22 +172,22 @@ class RolloutScheduler:
     def _allowed(self) -> dict[str, int]:
         """Groups of each task that may be opened now."""
         context = self._context
-        claims = self._buffer.steps_claimed
+        claims = self.buffer.steps_claimed
         batches = batches_in_the_making(
             context.mode, alpha=context.config.alpha, served=self._served().step, claims=claims
         )
-        shares = self._buffer.shares
+        shares = self.buffer.shares
         return groups_to_start(
             batches=min(batches, context.config.steps - claims),
             current=shares.need,
             usual=shares.usual(),
-            in_the_making={task: self._book.training(task) + self._buffer.ready(task) for task in context.config.tasks},
+            in_the_making={task: self._book.training(task) + self.buffer.ready(task) for task in context.config.tasks},
             extra=context.config.batch.extra_groups,
         )
 
     def _start_one(self, task: str, allowed: dict[str, int]) -> bool:
-        """Start a trajectory of a task: evaluation first, then groups that are short, then a new group."""
-        ticket = self._evaluation.next(task)
+        """Start one trajectory of a task: evaluation first, then groups short of members, then a new group."""
+        ticket = self.evaluation.next(task)
         if ticket is not None:
             self._start_member(self._open_group(ticket, Purpose.EVAL))
             return True
@@ -267,19 +238,19 @@ class RolloutScheduler:
         self._context.record(
             TrajectoryStarted(self._context.now(), id, group.id, member, group.ticket.attempt, slot.name)
         )
-        manager = EnvManager(self._stage, trajectory, slot, self._context.config.tasks[group.task])
-        self._managers[id] = manager
+        episode = Episode(self._services, trajectory, slot, self._context.config.tasks[group.task])
+        self._episodes[id] = episode
         self._count_episode(trajectory, +1)
-        self._context.nursery.start(manager.run(), f"trajectory-{id}")
+        self._context.nursery.start(episode.run(), f"trajectory-{id}")
 
-    # What episodes tell.
+    # What episodes report.
 
-    def _first_token(self, trajectory: Trajectory, version: Version) -> None:
+    def first_token(self, trajectory: Trajectory, version: Version) -> None:
         if trajectory.group in self._book:
             self._book.first_token(trajectory.group, trajectory.id, version)
 
-    def _check_bound(self, trajectory: Trajectory) -> None:
-        """At every turn: past the bound a trajectory ends as stale, or goes on with its tokens masked."""
+    def check_bound(self, trajectory: Trajectory) -> None:
+        """Past the bound a trajectory ends as stale, or continues with its tokens masked."""
         if trajectory.purpose is Purpose.EVAL or trajectory.masked:
             return
         if self._bound.violated(self._served(), trajectory.first_version):
@@ -292,15 +263,15 @@ class RolloutScheduler:
         if trajectory.group in self._book:
             self._book.masked(trajectory.group, trajectory.id)
 
-    def _episode_over(self, manager: EnvManager, fault: str | None) -> None:
-        self._count_episode(manager.trajectory, -1)
-        self._environments.release(manager.slot, fault)
-        self.poke()
+    def episode_over(self, episode: Episode, fault: str | None) -> None:
+        self._count_episode(episode.trajectory, -1)
+        self._environments.release(episode.slot, fault)
+        self.schedule()
 
-    def _trajectory_ended(self, manager: EnvManager, outcome: Outcome, cause: str) -> None:
+    def trajectory_ended(self, episode: Episode, outcome: Outcome, cause: str) -> None:
         """The one door through which every started trajectory leaves."""
-        trajectory = manager.trajectory
-        del self._managers[trajectory.id]
+        trajectory = episode.trajectory
+        del self._episodes[trajectory.id]
         self._context.record(
             TrajectoryEnded(
                 self._context.now(),
@@ -313,16 +284,17 @@ class RolloutScheduler:
                 trajectory.last_version,
                 trajectory.masked,
                 cause,
+                trajectory.failure,
             )
         )
-        self._ended(trajectory, cause)
+        self._on_trajectory_end(trajectory, cause)
         if outcome in TRAINABLE:
             self._environments.played(trajectory.task)
         if trajectory.group in self._book:
             self._member_ended(trajectory, outcome, cause)
-        if not self._managers and self._drained is not None and not self._drained.done():
+        if not self._episodes and self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
-        self.poke()
+        self.schedule()
 
     def _member_ended(self, trajectory: Trajectory, outcome: Outcome, cause: str) -> None:
         group = self._book.member_ended(trajectory.group, trajectory.id, outcome)
@@ -337,15 +309,34 @@ class RolloutScheduler:
         elif group.hopeless:
             self._end_group(group, GroupOutcome.FAILED, Outcome.CANCELLED, f"{group.failed} members failed: {cause}")
 
+    # What the buffer reports.
+
+    def batch_claimed(self) -> None:
+        """Where rollout is drained at an update, whatever the batch did not need is redundant."""
+        if not self._context.mode.interrupt:
+            self.buffer.drop_all(GroupOutcome.REDUNDANT, "the batch is full")
+            for group in self._book.groups():
+                if group.purpose is Purpose.TRAIN:
+                    self._end_group(group, GroupOutcome.REDUNDANT, Outcome.REDUNDANT, "the batch is full")
+        self.schedule()
+
+    def shares_changed(self) -> None:
+        """Another task may start more groups."""
+        self.schedule()
+
+    def group_dropped(self, group: OpenGroup, outcome: GroupOutcome, cause: str) -> None:
+        """A ready group left the buffer untrained."""
+        self._group_untrained(group, outcome, cause)
+
     # What becomes of groups.
 
     def _complete(self, group: OpenGroup) -> None:
         trajectories = [self._kept[id] for id in group.kept]
         if group.purpose is Purpose.EVAL:
-            self._evaluation.scored(trajectories[0])
+            self.evaluation.scored(trajectories[0])
             self._end_group(group, GroupOutcome.EVALUATED, Outcome.CANCELLED, "")
             return
-        # By those who are kept: how old the ones are that still run, and are redundant now, does not matter any more.
+        # Only kept members count: those still running are redundant from here on, however old they are.
         firsts = [member.first_version for member in trajectories if not member.masked]
         if not firsts or any(self._bound.violated(self._served(), first) for first in firsts):
             self._end_group(group, GroupOutcome.STALE, Outcome.STALE, "past the staleness bound when complete")
@@ -358,15 +349,14 @@ class RolloutScheduler:
             self._end_group(group, GroupOutcome.FILTERED, Outcome.REDUNDANT, reason)
             return
         self._close(group, Outcome.REDUNDANT, "its group is complete")
-        self._buffer.add(group, trajectories)
+        self.buffer.add(group, trajectories)
 
     def _refused(self, task: str, trajectories: Sequence[Trajectory]) -> str | None:
-        """Why a complete group is not worth a place in a batch, if it is not."""
-        if self._context.config.algorithm.filter_zero_variance:
-            reason = has_no_signal(trajectories)
-            if reason is not None and self._buffer.shares.refuse(task):
-                return reason
-        return self._accept(trajectories)
+        """Reason to filter a complete group out, if there is one."""
+        if not self._context.config.algorithm.filter_zero_variance:
+            return None
+        reason = has_no_signal(trajectories)
+        return reason if reason is not None and self.buffer.shares.refuse(task) else None
 
     def _handle_stale(self, group: OpenGroup) -> None:
         """An open group whose oldest member is past the bound."""
@@ -375,23 +365,23 @@ class RolloutScheduler:
             return
         for id, first in [*group.running.items(), *group.kept.items()]:
             if self._bound.violated(self._served(), first):
-                self._mask(self._kept[id] if id in self._kept else self._managers[id].trajectory)
+                self._mask(self._kept[id] if id in self._kept else self._episodes[id].trajectory)
 
     def _end_group(self, group: OpenGroup, outcome: GroupOutcome, members: Outcome, cause: str) -> None:
-        """The group ends without a batch; whoever still runs for it is stopped."""
+        """End a group without training it, and stop its running members."""
         self._close(group, members, cause)
-        self._ready_group_ended(group, outcome, cause)
+        self._group_untrained(group, outcome, cause)
 
     def _close(self, group: OpenGroup, members: Outcome, cause: str) -> None:
-        """The group leaves the book; whoever still runs for it is stopped."""
+        """Remove a group from the book and stop its running members."""
         self._book.close(group.id)
         for id in group.kept:
             self._kept.pop(id, None)
         for id in list(group.running):
-            self._managers[id].stop(members, cause)
+            self._episodes[id].stop(members, cause)
 
-    def _ready_group_ended(self, group: OpenGroup, outcome: GroupOutcome, cause: str) -> None:
-        """A group ended untrained: its prompt is queued again, unless it is spent."""
+    def _group_untrained(self, group: OpenGroup, outcome: GroupOutcome, cause: str) -> None:
+        """Record the end of an untrained group; its prompt is queued again unless it is spent."""
         failed = outcome is GroupOutcome.FAILED
         ticket = group.requeued(failed=failed)
         spent = outcome in (GroupOutcome.FILTERED, GroupOutcome.EVALUATED) or group.purpose is Purpose.EVAL
@@ -399,9 +389,9 @@ class RolloutScheduler:
         if requeued:
             self._tickets[group.task].append(ticket)
         if group.purpose is Purpose.EVAL and outcome is not GroupOutcome.EVALUATED:
-            self._evaluation.failed(group.task)
+            self.evaluation.failed(group.task)
         self._record_group_end(group, outcome, requeued=requeued, cause=cause)
-        self.poke()
+        self.schedule()
 
     def _record_group_end(self, group: OpenGroup, outcome: GroupOutcome, *, requeued: bool, cause: str) -> None:
         self._context.record(GroupEnded(self._context.now(), group.id, outcome, requeued, cause))
@@ -415,7 +405,7 @@ class RolloutScheduler:
             accounts.changed(self._context.now())
 
     def _set_idle_cause(self) -> None:
-        """Why an environment has nothing to do: its agent thinks, or nothing more may start."""
+        """Idle environments wait for generation, or for admission."""
         accounts = self._context.accounts
-        cause = "generation" if accounts.in_episode else "admission"
+        cause = TimeUse.GENERATION if accounts.in_episode else TimeUse.ADMISSION
         accounts.idle_for("environments", cause, self._context.now())

@@ -1,4 +1,4 @@
-"""When nothing moves, the run says what it waits for; when nothing can ever move again, it stops."""
+"""Stall watch: report what a run waits for when nothing moves, and stop it when nothing can move again."""
 
 import asyncio
 
@@ -8,10 +8,10 @@ from rollart.types.journal import StallReported
 
 
 class StallWatch:
-    """Looks at fixed intervals whether the journal has grown.
+    """Checks at fixed intervals whether the journal has grown.
 
-    If not, it reports the open waits. They all have deadlines, so either something moves at the next of them or, with
-    no wait left open, nothing ever will: then the run ends with an error instead of hanging.
+    If not, it reports the open waits. All have deadlines, so either something moves at the next one or, with no wait
+    open, nothing ever will: then the run ends with an error instead of hanging.
     """
 
     def __init__(self, context: Context) -> None:

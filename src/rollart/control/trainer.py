@@ -27,11 +27,11 @@ from rollart.types.weights import Manifest
 
 POOL = "trainer"
 Asked = tuple[type, Version]
-"""What is waited for: a kind of command and the version that it is about."""
+"""Key of an outstanding request: the kind of command and its version."""
 
 
 class TrainerClient:
-    """The trainer worker, as the pipeline sees it. When it dies, whoever waits for it gets `TrainerLost`."""
+    """The trainer worker as the pipeline sees it. If it dies, every outstanding request raises `TrainerLost`."""
 
     def __init__(self, context: Context, fleet: Fleet) -> None:
         self._context = context
@@ -48,9 +48,11 @@ class TrainerClient:
         fleet.on(TrainerFailed, self._failed)
 
     async def joined(self) -> Version | None:
-        """Wait for a trainer; gives the checkpoint that it starts from, None for a fresh one."""
+        """Wait for a trainer; return the checkpoint that it starts from, None for a fresh one."""
         while self._worker is None:
-            limit_s = self._context.config.deadlines.train_s
+            deadlines = self._context.config.deadlines
+            # A start that fails is tried again, which the fleet decides.
+            limit_s = max(deadlines.train_s, 2 * deadlines.model_loads_s)
             await self._context.waits.wait(
                 self._joined, "trainer", "its start", limit_s, "the run stops", TrainingFailed
             )
@@ -63,13 +65,13 @@ class TrainerClient:
         return trained
 
     async def publish(self, version: Version) -> Manifest:
-        """The weights go to the store."""
+        """Publish the weights to the store."""
         limit_s = self._context.config.deadlines.publish_s
         manifest: Manifest = await self._ask(Publish(version), f"publishing {version}", limit_s)
         return manifest
 
     async def save(self, version: Version) -> str | None:
-        """The weights become a checkpoint; gives the reason if that failed, and the one before stays."""
+        """Save a checkpoint; return the reason if that failed, in which case the previous one stays."""
         limit_s = self._context.config.deadlines.save_s
         reason: str | None = await self._ask(Save(version), f"saving {version}", limit_s)
         return reason
@@ -120,13 +122,13 @@ class TrainerClient:
         self._answer((Train, event.version), event)
 
     def _answer(self, asked: Asked, answer: Any) -> None:
-        """Late and doubled answers find nobody."""
+        """Resolve an outstanding request; late and duplicate answers are ignored."""
         future = self._asked.get(asked)
         if future is not None and not future.done():
             future.set_result(answer)
 
     def _failed(self, worker: WorkerId, event: TrainerFailed) -> None:
-        """The trainer is well and says no: the same would happen again."""
+        """The trainer is alive and refused a command: a retry would fail the same way."""
         kind = Publish if event.claim is None else Train
         for (command, _), future in self._asked.items():
             if command is kind and not future.done():

@@ -1,6 +1,6 @@
 """Every wait of the control plane: with an owner, a deadline and an action.
 
-One timer serves all of them. At a deadline `wait` raises the fault that the caller names and `guard` calls back.
+One timer serves all waits. At the deadline `wait` raises the fault named by the caller, and `guard` calls back.
 """
 
 import asyncio
@@ -10,7 +10,8 @@ from typing import TypeVar
 
 from rollart.control.nursery import Boundary
 from rollart.policy.watch import Wait, Watch
-from rollart.types.errors import OVERDUE, RollartError
+from rollart.types.errors import OVERDUE, Fault, RollartError
+from rollart.types.failures import FailureKind
 
 T = TypeVar("T")
 
@@ -25,16 +26,16 @@ class Waits:
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for = math.inf
         self.close = self._watch.close
-        """The wait is over; closing twice is fine."""
+        """Close a wait; idempotent."""
 
     def open(self, wait: Wait, owner: object, what: str, seconds: float, action: str) -> None:
-        """Open a wait of the caller's own; unless `close` comes first, its `act` is called at the deadline."""
+        """Open a wait that the caller owns; unless closed first, its `act` is called at the deadline."""
         self._watch.open(owner, what, seconds, action, self._loop.time(), wait)
         if wait.deadline < self._armed_for:
             self._arm(wait.deadline)
 
     def guard(self, owner: str, what: str, seconds: float, action: str, expired: Callable[[Wait], None]) -> Wait:
-        """Open a new wait; unless `close` comes first, `expired` is called at its deadline."""
+        """Open a new wait; unless closed first, `expired` is called at its deadline."""
         wait = Wait(expired)
         self.open(wait, owner, what, seconds, action)
         return wait
@@ -56,7 +57,7 @@ class Waits:
             self.close(wait)
 
     def report(self, limit: int = 20) -> list[str]:
-        """What is waited for, longest first: the stall report."""
+        """Open waits, longest first, for the stall report."""
         return self._watch.report(self._loop.time(), limit)
 
     def _arm(self, deadline: float | None) -> None:
@@ -74,7 +75,10 @@ class Waits:
 
 
 def fail(future: "asyncio.Future[T]", wait: Wait, raises: type[RollartError]) -> None:
-    """Whoever waits for the future gets the fault that the deadline means to it."""
+    """Fail a future whose deadline passed with the fault that its owner expects."""
     if not future.done():
         message = f"{wait.owner}: {wait.what} {OVERDUE} {wait.seconds:g} s; {wait.action}"
-        future.set_exception(raises(message))
+        error = raises(message)
+        if isinstance(error, Fault):
+            error.kind = FailureKind.DEADLINE
+        future.set_exception(error)

@@ -1,11 +1,12 @@
-"""Weight sync: versions reach the engines while rollout goes on, and change hands between two engine steps.
+"""Weight sync: engines stage versions while rollout goes on, and commit them between two engine steps.
 
 `adopt_newest` is steps 2 to 5 of the protocol in `policy.sync`. An engine that does not stage or commit in time is
-replaced; the others never wait longer than that deadline for it.
+replaced; the others never wait for it longer than that deadline.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from rollart.control.context import Context
 from rollart.control.fleet import Fleet, WorkerSpec
@@ -13,7 +14,7 @@ from rollart.control.proxy import LLMProxy
 from rollart.policy.liveness import sync_bound_s
 from rollart.policy.sync import Commands, SyncBook
 from rollart.policy.watch import Wait
-from rollart.types.errors import OVERDUE, InvariantBroken, RunError
+from rollart.types.errors import OVERDUE, RunError
 from rollart.types.ids import WorkerId
 from rollart.types.journal import EngineOutOfService, EngineUpdated, VersionPublished, WeightsSynced
 from rollart.types.messages import Role, Stage, Staged, StageFailed, Update, Updated, WorkerInfo
@@ -23,34 +24,32 @@ from rollart.types.weights import Manifest
 Answer = Staged | Updated
 
 
+class VersionObserver(Protocol):
+    """Notified when the version of the run has changed, before anything is decided under the new one."""
+
+    def version_changed(self) -> None: ...
+
+
 class WeightSync:
     """Drives the engines' weights; see the module."""
 
-    def __init__(self, context: Context, fleet: Fleet, proxy: LLMProxy) -> None:
+    def __init__(
+        self, context: Context, fleet: Fleet, proxy: LLMProxy, book: SyncBook, observers: Sequence[VersionObserver]
+    ) -> None:
         self._context = context
         self._fleet = fleet
         self._proxy = proxy
-        self._book = SyncBook(rolling=context.config.rolling_update)
+        self._book = book
+        self._observers = observers
         self._waits: dict[tuple[WorkerId, type[Answer]], tuple[Version, Wait]] = {}
-        """What every engine was asked for. An answer to anything else is late or doubled, and void."""
+        """Outstanding requests per engine. Answers to anything else are late or duplicate, and ignored."""
         self._changed: asyncio.Future[None] | None = None
         self._sync: tuple[float, float] | None = None
-        """When the sync under way was asked for, and when it began."""
-        self._newest_in_service: Version | None = None
-        self.synced: Callable[[Version], None] = lambda _version: None
-        """Told when the version of the run has changed."""
+        """Start of the wait for the current sync, and start of the sync itself."""
         fleet.attach(Role.ENGINE, self)
         fleet.on(Staged, self._staged)
         fleet.on(StageFailed, self._stage_failed)
         fleet.on(Updated, self._updated)
-
-    @property
-    def served(self) -> Version:
-        """The version of the run: while engines take a new one in turn, that of those that have it."""
-        served, newest = self._book.served, self._newest_in_service
-        if served is None:
-            raise InvariantBroken("asked for the version in service before there was one")
-        return served if newest is None or newest <= served else newest
 
     def published(self, manifest: Manifest) -> None:
         """A version is in the store: engines stage it from here on."""
@@ -81,12 +80,13 @@ class WeightSync:
                 self._suspend(False)
 
     def _end_sync(self, asked_at: float, began_at: float) -> None:
-        """At the moment in which the version of the run changes, before anything is decided with the new one."""
+        """Record the sync and notify observers, at the moment in which the version of the run changes."""
         self._sync = None
         now = self._context.now()
         suspended_s = 0.0 if self._context.config.rolling_update else now - began_at
-        self._context.record(WeightsSynced(now, self.served, suspended_s, began_at - asked_at))
-        self.synced(self.served)
+        self._context.record(WeightsSynced(now, self._book.version(), suspended_s, began_at - asked_at))
+        for observer in self._observers:
+            observer.version_changed()
 
     def worker_joined(self, worker: WorkerId, spec: WorkerSpec, info: WorkerInfo) -> None:  # noqa: ARG002
         self._send(self._book.engine_joined(worker))
@@ -106,10 +106,9 @@ class WeightSync:
         if not self._answered(worker, Updated, event.version):
             return
         self._send(self._book.updated(worker, event.version))
-        # Not in service if the run moved on meanwhile: then it stages again, and nothing is sampled with this version.
+        # If the run moved on meanwhile, the engine stages again before it serves anything.
         if self._book.in_service(worker):
             self._context.record(EngineUpdated(self._context.now(), worker, event.version))
-            self._newest_in_service = max(event.version, self._newest_in_service or event.version)
             self._proxy.serves(worker, event.version)
         self._tell()
 
@@ -145,7 +144,7 @@ class WeightSync:
         self._waits[worker, answer] = (version, wait)
 
     def _answered(self, worker: WorkerId, answer: type[Answer], version: Version | None = None) -> bool:
-        """Whether this answer (None: whichever) was waited for; if so it no longer is."""
+        """Close the wait for this answer (None: any version); return whether there was one."""
         asked = self._waits.get((worker, answer))
         if asked is None or version not in (None, asked[0]):
             return False
@@ -168,7 +167,7 @@ class WeightSync:
             self._changed.set_result(None)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait for the engines. Each of them has a deadline of its own; this one only catches what those leave open."""
+        """Wait for the engines. Each has its own deadline; this one is a last resort."""
         limit_s = sync_bound_s(self._context.config)
         while not condition():
             self._changed = self._context.loop.create_future()

@@ -1,10 +1,10 @@
-"""How a thread drives a worker: the same in this process and in a process of its own.
+"""The loop in which a thread drives a worker, the same in this process and in a separate one.
 
     give ──► mailbox ──► Worker.post, Worker.advance ──► Reports: joined, events, died
-    wake ──► looks again at once
+    wake ──► calls `advance` at once
 
-What holds: a worker is built, driven and closed by the one thread that calls `run`. Whatever it raises is its death,
-reported once and last; `close` follows, once, if it was built.
+Invariants: a worker is built, driven and closed by the one thread that calls `run`. Any exception is the worker's
+death, reported once and last; `close` follows, once, if the worker was built.
 """
 
 import logging
@@ -19,11 +19,11 @@ from rollart.types.messages import WorkerCommand, WorkerEvent, WorkerInfo
 logger = logging.getLogger(__name__)
 
 LONGEST_SLEEP_S = 3600.0
-"""A lock cannot wait for ever longer; a worker that asks for more is looked at once an hour."""
+"""Maximum sleep, since a lock cannot wait arbitrarily long; a worker that asks for more is polled once an hour."""
 
 
 class Reports(Protocol):
-    """Who hears what happens to one worker, in the thread that drives it."""
+    """Observer of one worker, called in the thread that drives it."""
 
     def joined(self, info: WorkerInfo) -> None: ...
 
@@ -33,12 +33,12 @@ class Reports(Protocol):
 
 
 class Drive:
-    """One worker's loop and its mailbox. The state is guarded by `_changed`."""
+    """Loop and mailbox of one worker. The state is guarded by `_changed`."""
 
     def __init__(
         self, name: str, build: Callable[[Callable[[], None]], Worker], clock: Callable[[], float], reports: Reports
     ) -> None:
-        """`build(wake)` makes the worker; what it raises is the worker's death too."""
+        """`build(wake)` makes the worker; an exception in it is the worker's death too."""
         self._name = name
         self._build = build
         self._clock = clock
@@ -74,18 +74,18 @@ class Drive:
             built = self._build(self.wake)
             self._reports.joined(built.info())
             self._drive(built)
-        except BaseException as error:  # the boundary of the worker's code: its error is its death, told below
+        except BaseException as error:  # the boundary of the worker's code: its error is its death, reported below
             logger.info("worker %s died", self._name, exc_info=True)
             self._reports.died(f"{type(error).__name__}: {error}")
         if built is None:
             return
         try:
             built.close()
-        except BaseException as error:  # noqa: BLE001 - the worker is over; nobody can act on this but a reader
+        except BaseException as error:  # noqa: BLE001 - the worker is over; the error can only be logged
             logger.warning("worker %s failed to close: %s: %s", self._name, type(error).__name__, error)
 
     def _drive(self, worker: Worker) -> None:
-        wake_at: float | None = -math.inf  # once after joining, so that a worker can say by itself when to be called
+        wake_at: float | None = -math.inf  # once after joining, so that the worker can choose its first wake-up
         while True:
             commands = self._wait(wake_at)
             if commands is None:
@@ -98,7 +98,7 @@ class Drive:
                 self._reports.events(advance.events)
 
     def _wait(self, wake_at: float | None) -> list[WorkerCommand] | None:
-        """Sleep until there is something to do; None when it is to end."""
+        """Sleep until there is work; None to end."""
         with self._changed:
             while not (self._ended or self._mailbox or self._woken):
                 if wake_at is None:

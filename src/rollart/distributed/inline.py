@@ -4,9 +4,9 @@
     post ──► outgoing ──(end of this pass of the loop)──► mailbox ──► Worker.post, Worker.advance
     Listener ◄── inbox, drained on the loop ◄──(call_soon_threadsafe)── joined, events, died
 
-What holds: a worker is built, driven and closed by one thread only (`driving`). The listener hears of it on the loop
-only, in the order in which it happened, and nothing after `stop` or after its death. Nothing here waits for user code
-without a limit: a thread that does not end is abandoned and named.
+Invariants: a worker is built, driven and closed by one thread (`driving`). The listener is called only on the loop, in
+the order of events, and never after `stop` or after the worker's death. Nothing here waits for user code without a
+limit: a thread that does not end is abandoned and named in the log.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class InlineRuntime:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._hosts: dict[WorkerId, _Host] = {}
         self._ending: list[_Host] = []
-        """Stopped, but their threads may still run."""
+        """Stopped hosts whose threads may still run."""
         self._names: set[WorkerId] = set()
         self._outgoing: dict[WorkerId, list[WorkerCommand]] = {}
         self._inbox: deque[tuple[_Host, Callable[[Listener], None], bool]] = deque()
@@ -51,13 +51,17 @@ class InlineRuntime:
             raise InvariantBroken("this runtime already has a listener; `listen` is called once")
         self._listener = listener
 
-    def spawn(self, worker: WorkerId, role: Role, factory: str, settings: Mapping[str, Any]) -> None:
+    def spawn(
+        self, worker: WorkerId, role: Role, factory: str, settings: Mapping[str, Any], *, python: str = ""
+    ) -> None:
+        if python:
+            raise RequestError(f"worker {worker} cannot run with {python}: it is a thread of this process; use Ray")
         if self._listener is None:
-            raise InvariantBroken("call `listen` before the first `spawn`: nobody would hear of the worker")
+            raise InvariantBroken("call `listen` before the first `spawn`: the worker would have no listener")
         if self._closed:
             raise RequestError("this runtime is closed; make a new one to start workers")
         if worker in self._names:
-            raise InvariantBroken(f"worker id {worker!r} was used before; every incarnation has an id of its own")
+            raise InvariantBroken(f"worker id {worker!r} was used before; every incarnation needs its own id")
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         host = _Host(worker, role, factory, dict(settings), self._loop.time, self._tell)
@@ -108,7 +112,7 @@ class InlineRuntime:
                 host.drive.give(commands)
 
     def _tell(self, host: "_Host", call: Callable[[Listener], None], last: bool) -> None:
-        """Called by worker threads: have the loop tell the listener."""
+        """Queue a call of the listener for the loop. Called by worker threads."""
         assert self._loop is not None
         with self._inbox_lock:
             self._inbox.append((host, call, last))
@@ -117,9 +121,9 @@ class InlineRuntime:
             self._drain_due = True
         try:
             self._loop.call_soon_threadsafe(self._drain)
-        except RuntimeError:  # the loop is closed: nobody is left to be told
+        except RuntimeError:  # the loop is closed: there is no listener any more
             with self._inbox_lock:
-                self._drain_due = False  # so that the next worker to speak finds out as well
+                self._drain_due = False  # so that the next worker to report notices as well
             host.drive.end()
 
     def _drain(self) -> None:
@@ -137,7 +141,7 @@ class InlineRuntime:
                     self.stop(host.worker)  # first, so that the listener may already spawn a successor
                 call(self._listener)
         finally:
-            # The listener raised: its error goes to the loop's handler, the others' events must not go with it.
+            # The listener raised: its error goes to the loop's handler; other workers' events must not be lost.
             if inbox:
                 with self._inbox_lock:
                     self._inbox.extendleft(reversed(inbox))
@@ -153,7 +157,7 @@ def _join(hosts: list["_Host"], timeout_s: float) -> None:
 
 
 class _Host:
-    """One worker and its thread, as its `Reports`. `silent` belongs to the loop."""
+    """One worker and its thread, as its `Reports`. `silent` is accessed only on the loop."""
 
     def __init__(
         self,

@@ -1,11 +1,11 @@
-"""How bytes travel between the controller and the process of a worker: one connection each.
+"""Transport of bytes between the controller and worker processes, one connection each.
 
     worker's process                                   controller's loop
     Line ── secret, then frames ─────────────────────► Exchange ──► Caller: heard, over
          ◄────────────────────────────────── frames ── Caller.say
 
-A frame is the length of a blob, and the blob. What holds: blobs arrive whole, in order and once, or the connection is
-over; nothing is heard after `over`; whoever does not know the secret of a worker is not listened to.
+A frame is the length of a blob, followed by the blob. Invariants: blobs arrive complete, in order and once, or the
+connection is over; nothing is received after `over`; connections without a worker's secret are ignored.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ SECRET_BYTES = 32
 LENGTH_BYTES = 8
 READ_BYTES = 2**18
 INTRODUCTION_S = 30.0
-"""Who has not said by then who it is will not."""
+"""Time that a new connection has to identify itself."""
 
 Address = tuple[str, int]
 
@@ -32,7 +32,7 @@ def frame(blob: bytes) -> bytes:
 
 
 class Frames:
-    """Bytes as they come, cut into blobs.
+    """Splits a byte stream into blobs.
 
     >>> frames, (sent, more) = Frames(), (frame(b"one") + frame(b"") + frame(b"two")[:-1], b"o")
     >>> list(frames.feed(sent)), list(frames.feed(more))
@@ -43,7 +43,7 @@ class Frames:
         self._bytes = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The blobs that are whole now."""
+        """Add received bytes; returns the blobs that are complete now."""
         held = self._bytes
         held += data
         blobs = []
@@ -62,22 +62,22 @@ class Frames:
 
 
 class Line:
-    """The worker's end. One thread may say while another listens."""
+    """The worker's end of a connection. One thread may send while another receives."""
 
     def __init__(self, address: Address, secret: bytes) -> None:
         self._socket = socket.create_connection(address, timeout=INTRODUCTION_S)
         self._socket.settimeout(None)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A copy of this process must not keep the connection open when the process itself is gone.
+        # A forked copy of this process must not keep the connection open when the process itself is gone.
         os.register_at_fork(after_in_child=self._socket.close)
         self._socket.sendall(secret)
 
     def say(self, blob: bytes) -> None:
-        """Returns when it is on its way; raises `OSError` if nobody is there any more."""
+        """Send a blob. Returns once it is handed to the kernel; raises `OSError` if the controller is gone."""
         self._socket.sendall(frame(blob))
 
     def listen(self) -> Iterator[bytes]:
-        """What the controller says, until it is gone."""
+        """Yield the controller's blobs until it is gone."""
         frames = Frames()
         while data := self._read():
             yield from frames.feed(data)
@@ -93,24 +93,24 @@ class Line:
 
 
 class Caller:
-    """Who is expected to call, and is then talked to."""
+    """The controller's view of a worker that is expected to connect."""
 
     def __init__(self, heard: Callable[[bytes], None]) -> None:
         self.heard = heard
         self.secret = secrets.token_bytes(SECRET_BYTES)
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the connection is over and all that came through it was heard."""
+        """Done when the connection is over and everything received through it was handled."""
         self._transport: asyncio.Transport | None = None
         self._unsaid: list[bytes] = []
-        """What was to be said before it called."""
+        """Blobs to send once it connects."""
 
     @property
     def there(self) -> bool:
-        """It called, whatever happened then."""
+        """Whether it has ever connected."""
         return self._transport is not None
 
     def say(self, blob: bytes) -> None:
-        """What is said after the end is lost, like all that is on its way to a worker that dies."""
+        """Send a blob. After the end it is lost, like everything in flight to a worker that dies."""
         if self._transport is None:
             self._unsaid.append(frame(blob))
         else:
@@ -127,10 +127,10 @@ class Caller:
 
 
 class Exchange:
-    """Where workers call. Use from one event loop."""
+    """Server that workers connect to. Use from one event loop."""
 
     def __init__(self, host: str) -> None:
-        """Nobody calls in vain: who calls before the loop gets to answer is held by the kernel."""
+        """Listens at once: the kernel holds connections that arrive before the loop accepts them."""
         listening = socket.create_server((host, 0), backlog=1024)
         self.address: Address = listening.getsockname()[:2]
         self._expected: dict[bytes, Caller] = {}
@@ -141,7 +141,7 @@ class Exchange:
         self._expected[caller.secret] = caller
 
     def forget(self, caller: Caller) -> None:
-        """It is not listened to any more."""
+        """Stop listening to the worker."""
         self._expected.pop(caller.secret, None)
         caller.hang_up()
 
@@ -174,9 +174,9 @@ class _Reception(asyncio.Protocol):
 
     def _introduced(self) -> Caller | None:
         self._limit.cancel()
-        caller = self._expected.pop(self._name[:SECRET_BYTES], None)  # nobody calls twice
+        caller = self._expected.pop(self._name[:SECRET_BYTES], None)  # a secret is valid once
         if caller is None:
-            logger.warning("somebody who is no worker of this run called, and was not listened to")
+            logger.warning("ignored a connection that is not from a worker of this run")
             self._transport.abort()
         else:
             caller.called(self._transport)

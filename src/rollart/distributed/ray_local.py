@@ -1,70 +1,96 @@
-"""A Ray of its own on this machine, for one controller.
+"""A private Ray instance on this machine, for one controller.
 
-What holds: it never joins another Ray; nothing of it listens on an address that other machines reach, and whoever
-connects needs its token, which only its own processes know; when the controller ends, however it ends, all of its
-processes end (`ray_reaper`), at the latest before the next one starts on this machine.
+Invariants: it never joins another Ray; none of its processes listens on an address reachable from other machines, and
+connecting to it needs its token, which only its own processes have; when the controller ends, however it ends, all of
+its processes end (`ray_reaper`), at the latest before the next one starts on this machine.
+
+Ray does not survive the death of its raylet or GCS: calls then wait for an answer that never comes, and after a minute
+without a GCS Ray exits this process without an explanation. `LocalRay.lost` reports it within a second, for the runtime
+to fail; if a call into Ray still blocks, a thread exits this process after `LAST_RESORT_S`.
 """
 
 import logging
 import os
 import secrets
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import ray
 import ray._private.ray_constants as ray_constants
+import ray._private.services as ray_services
 import ray._private.worker as ray_worker
 from ray._private.node import Node
-from ray._raylet import Config  # type: ignore[attr-defined]  # there, but compiled
+from ray._raylet import Config  # type: ignore[attr-defined]  # exists, but in a compiled module
 
 from rollart.distributed import ray_reaper
 from rollart.distributed.ray_process import TOKEN_VARIABLE
-from rollart.types.errors import RequestError, RunError
+from rollart.types.errors import RequestError, RunError, RuntimeLost
 
 OBJECT_STORE_BYTES = 256 * 2**20
-"""For messages too large for a call. Weights do not pass here; memory is taken as it is used."""
+"""For messages too large for a call. Weights take another path; memory is allocated as it is used."""
 LOOPBACK = "127.0.0.1"
+VITAL = {ray_constants.PROCESS_TYPE_GCS_SERVER: "GCS server", ray_constants.PROCESS_TYPE_RAYLET: "raylet"}
+"""Processes that Ray cannot live without. The GCS first: its death takes the raylet down."""
+LOOK_S = 0.2
+LAST_RESORT_S = 15.0
+"""Time that this process has to close after the death of its Ray."""
 TOKEN = secrets.token_hex(32)
-"""One for all that this process starts: Ray remembers the first."""
+"""One token for every Ray that this process starts, because Ray caches the first."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-"""One thread per process: workers share the cores, and more threads than cores are slower than few."""
+"""One thread per process: workers share the cores, and oversubscription is slower."""
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # What nobody looks at costs processor time: metrics, timings of its event loops, events of tasks.
+    # Unused features that cost CPU time: metrics, event-loop timings, task events.
     "RAY_enable_metrics_collection": "0",
     "RAY_event_stats": "0",
     "RAY_task_events_report_interval_ms": "0",
-    # Workers are what this machine is for; by default they give way to everything else.
+    # Keeps process titles out of the environment, where the reaper finds its mark. vLLM's would overwrite it.
+    "SPT_NOENV": "1",
+    # Workers are the main load of this machine; by default Ray lowers their priority.
     "RAY_worker_niceness": "0",
     **dict.fromkeys(THREADS, "1"),
 }
 
 
 class LocalRay:
-    """Ray, up from `with` to the end of its block. Enter it in the main thread, before the event loop.
+    """Context manager that runs Ray. Enter it in the main thread, before the event loop.
 
-    The thread that starts Ray must live as long as Ray does: the kernel ends Ray's processes with it.
+    The thread that starts Ray must outlive it: the kernel ends Ray's processes with that thread.
     """
+
+    def __init__(self, *, logs: Path | None = None, advice: str = "") -> None:
+        """`logs` receives the logs of a Ray that died; `advice` is appended to the last-resort message."""
+        self._logs = logs
+        self._advice = advice
+        self._cause = ""
+        self._act: Callable[[], None] = _nothing
+        self._leaving = threading.Event()
+        self._left = threading.Event()
 
     def __enter__(self) -> Self:
         if ray.is_initialized():
             raise RequestError("this process is already connected to a Ray; close that connection first")
-        # Before anything else: the workers of a controller that was killed may still write to the folder of its run.
+        # First: the workers of a controller that was killed may still write to the folder of its run.
         ray_reaper.reap_orphans(tempfile.gettempdir())
-        # Short, because Ray puts sockets there, whose paths have a limit.
+        # A short path, because Ray puts sockets there, whose paths are limited in length.
         self.folder = tempfile.mkdtemp(prefix=ray_reaper.PREFIX)
         self._owner = ray_reaper.own(self.folder)
         reaper = [sys.executable, "-I", "-S", ray_reaper.__file__, self.folder]
         self._reaper = subprocess.Popen(reaper, stdin=subprocess.PIPE, start_new_session=True)
         variables = {TOKEN_VARIABLE: TOKEN, ray_reaper.MARK: self.folder}
+        threading.Thread(target=self._guard, name="ray guard", daemon=True).start()
         try:
-            # Workers inherit these from Ray; to this process they are of no use once Ray is up.
+            # Workers inherit these from Ray; this process does not need them once Ray is up.
             with _environment(ENVIRONMENT | variables), _tamed():
                 ray.init(
                     address="local",
@@ -79,6 +105,8 @@ class LocalRay:
             self._close()
             if not isinstance(error, Exception):
                 raise
+            if self._cause:
+                raise RuntimeLost(f"{self._cause} while it started") from error
             raise RunError(f"Ray did not start: {type(error).__name__}: {error}") from error
         return self
 
@@ -87,10 +115,49 @@ class LocalRay:
     ) -> None:
         self._close()
 
+    def lost(self) -> str:
+        """Which process of Ray died and how, as a clause; empty while all are alive. Thread-safe."""
+        if not self._cause and not self._leaving.is_set():
+            self._cause = _death()
+        return self._cause
+
+    def when_lost(self, act: Callable[[], None]) -> None:
+        """Set the callback to call, from another thread, once this Ray is lost; replaces the previous one."""
+        self._act = act
+        if self._cause:
+            act()
+
+    def _guard(self) -> None:
+        """Exit this process with a message if it hangs in a call into a lost Ray."""
+        while not self._leaving.wait(LOOK_S):
+            if cause := self.lost():
+                self._act()
+                if not self._left.wait(LAST_RESORT_S):
+                    sys.stderr.write(f"rollart: {RuntimeLost.__name__}: {cause}. {self._advice}\n")
+                    sys.stderr.flush()
+                    os._exit(1)
+                return
+
     def _close(self) -> None:
+        self.lost()
+        self._leaving.set()
+        if self._cause:
+            self._keep_logs()
         ray.shutdown()
-        self._reaper.communicate()  # it ends what is left when its input is closed
+        _nodes.clear()
+        self._reaper.communicate()  # closes its input, upon which it kills what is left
         os.close(self._owner)
+        self._left.set()
+
+    def _keep_logs(self) -> None:
+        """Copy the logs of its processes before its folder is removed."""
+        if self._logs is None:
+            return
+        for log in Path(self.folder).glob("session_latest/logs/*"):
+            if log.name.partition(".")[0] in VITAL:
+                with suppress(OSError):  # diagnostics only
+                    self._logs.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(log, self._logs)
 
 
 @contextmanager
@@ -111,17 +178,52 @@ def _nothing(*_arguments: object, **_options: object) -> None:
     pass
 
 
+_nodes: list[Any] = []
+"""The current Ray node, running or starting; it lists its processes as soon as they are started."""
+_build_node = Node.__init__
+_get_node = ray_services.get_node
+
+
+def vital_processes() -> "list[tuple[str, subprocess.Popen[bytes]]]":
+    """Processes of this Ray listed in `VITAL`, with their names there; empty before they are started."""
+    started = [getattr(node, "all_processes", {}) for node in _nodes]
+    return [(name, info.process) for kinds in started for kind, name in VITAL.items() for info in kinds.get(kind, ())]
+
+
+def _death() -> str:
+    for name, process in vital_processes():
+        code = process.poll()
+        if code is not None:
+            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            return f"Ray's {name} (pid {process.pid}) of this run died ({how})"
+    return ""
+
+
+def _build_known_node(node: Any, *arguments: Any, **options: Any) -> None:
+    _nodes[:] = [node]
+    _build_node(node, *arguments, **options)
+
+
+def _get_living_node(*arguments: Any) -> Any:
+    if cause := _death():
+        raise RuntimeLost(cause)
+    return _get_node(*arguments)
+
+
 TAMED = (
-    # It replaces a loopback address by one that other machines reach, unless it believes that there are none.
+    # Replaces a loopback address by a reachable one, unless it believes that there is no cluster.
     (ray_constants, "ENABLE_RAY_CLUSTER", False),
-    # It prints the death of a process to standard output, which belongs to the command; `died` tells of it.
+    # Prints the death of a process to standard output, which belongs to the command; we report it ourselves.
     (ray_worker, "listen_error_messages", _nothing),
-    # A web server, an autoscaler and a reader of logs: three processes without a use here.
+    (Node, "__init__", _build_known_node),
+    # Polls for a raylet for half a minute, whether or not it is alive.
+    (ray_services, "get_node", _get_living_node),
+    # A web server, an autoscaler and a log monitor: three processes without a use here.
     (Node, "start_api_server", _nothing),
     (Node, "start_monitor", _nothing),
     (Node, "start_log_monitor", _nothing),
 )
-"""What Ray has no setting for, or reads only once, when it is imported."""
+"""Patches for behaviour that Ray has no setting for, or reads only once, on import."""
 
 
 @contextmanager
@@ -129,7 +231,7 @@ def _tamed() -> Iterator[None]:
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in TAMED]
     for owner, name, value in TAMED:
         setattr(owner, name, value)
-    Config.initialize("")  # reads the environment again
+    Config.initialize("")  # rereads the environment
     try:
         yield
     finally:

@@ -1,10 +1,10 @@
-"""What runs inside the process of one worker, as a Ray actor.
+"""The process of one worker, as a Ray actor.
 
     controller ──► Line ──► Drive's mailbox ──► the worker, in a thread of its own
     controller ◄── Line ◄── Voice ◄── joined, events, died
 
-Ray starts the process, knows when it is gone, and ends it. What is said many times a second has a connection of its own
-(`link`): a call of Ray takes several times the processor time.
+Ray starts the process, detects its death and ends it. Frequent messages have their own connection (`link`): a Ray call
+takes several times the CPU time.
 """
 
 import faulthandler
@@ -14,12 +14,14 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import cast
 
 import msgspec
 import ray
+import ray._private.worker as ray_worker
 
 from rollart.distributed.driving import Drive
 from rollart.distributed.link import Address, Line
@@ -30,42 +32,58 @@ from rollart.types.messages import WorkerCommand, WorkerEvent, WorkerInfo
 
 TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
 WATCH = "watch"
-"""A concurrency group of one thread: `wait` does not hold up `end`."""
+"""Concurrency group of one thread, so that `wait` does not block `end`."""
+
+TITLE = "rollart: "
+"""Prefix of the titles of worker processes."""
 
 logger = logging.getLogger(__name__)
 
 
+def title_of(role: str, worker: str) -> str:
+    """Process title of a worker, as shown by `ps` and `top`.
+
+    >>> title_of("engine", "engine/H20/0.0")
+    'rollart: engine H20/0.0'
+    """
+    return f"{TITLE}{role} {worker.removeprefix(role + '/')}"
+
+
 class Order(msgspec.Struct, frozen=True):
-    """What to build, and where. Settings are pickled one by one by who gives the order (see `ray_runtime`)."""
+    """What to build, and where. Settings are pickled one by one by the sender (see `ray_runtime`)."""
 
     worker: str
     role: str
     factory: str
     settings: Mapping[str, bytes]
     import_path: tuple[str, ...]
-    """Where the controller finds modules: what it can import, the worker can."""
+    """Import path of the controller, so that the worker can import the same modules.
+
+    For another interpreter, only entries that belong to no interpreter: it has its own packages.
+    """
     folder: str
-    """Where the controller runs: what is relative to it means the same to the worker."""
+    """Working directory of the controller, so that relative paths mean the same to the worker."""
     log: str
     cores: tuple[int, ...]
-    """The cores to run on; none named: any."""
+    """Cores to run on; empty = any."""
     address: Address
-    """Where the controller is called, and the secret by which it knows who calls."""
+    """Address of the controller, and the secret that identifies the worker to it."""
     secret: bytes
 
 
 class WorkerProcess:
-    """One worker and the process that is there for it alone."""
+    """One worker and its dedicated process."""
 
     def __init__(self, blob: bytes) -> None:
         order = msgspec.msgpack.decode(blob, type=Order)
-        # The token opens this Ray to whoever has it: what the worker starts must not inherit it.
+        # The token gives access to this Ray: processes started by the worker must not inherit it.
         os.environ.pop(TOKEN_VARIABLE, None)
         _write_to(Path(order.log))
         if order.cores:
             os.sched_setaffinity(0, order.cores)
         os.chdir(order.folder)
         sys.path.extend(path for path in order.import_path if path not in sys.path)
+        self._title = title_of(order.role, order.worker)
         self._line = Line(order.address, order.secret)
         self._voice = Voice(self._line)
         self._starting_s = 0.0
@@ -75,23 +93,33 @@ class WorkerProcess:
         threading.Thread(target=self._listen, name="commands", daemon=True).start()
 
     def _listen(self) -> None:
-        """An error here is told as a death: nobody waits for an answer."""
+        """Receive commands. An error here is reported as a death, since no caller awaits an answer."""
         for blob in self._line.listen():
             try:
                 self._drive.give(cast("list[WorkerCommand]", decode(blob)))
             except msgspec.MsgspecError as error:
-                self._voice.died(f"a command did not arrive whole: {error}")
+                self._voice.died(f"a command could not be decoded: {error}")
 
     @ray.method(concurrency_group=WATCH)  # type: ignore[untyped-decorator]
     def wait(self) -> None:
-        """Until the worker is over; fails when its process is."""
-        self._thread.join()
+        """Block until the worker is over; fails if its process dies."""
+        with self._titled():
+            self._thread.join()
 
     def end(self) -> float:
-        """Close the worker and wait until it is closed; gives the CPU seconds that this process took for its work."""
-        self._drive.end()
-        self._thread.join()
+        """Close the worker and wait for it; returns the CPU seconds that this process spent on its work."""
+        with self._titled():
+            self._drive.end()
+            self._thread.join()
         return time.process_time() - self._starting_s
+
+    @contextmanager
+    def _titled(self) -> Iterator[None]:
+        """Title the process after its worker. Ray sets its own title at the beginning and at the end of a call."""
+        with ray_worker._changeproctitle(self._title, self._title):
+            with suppress(OSError):  # `top` shows the name of the main thread, up to 15 characters
+                Path("/proc/self/comm").write_text(self._title.removeprefix(TITLE), encoding="utf-8")
+            yield
 
     def _build(self, order: Order) -> Callable[[Callable[[], None]], Worker]:
         def build(wake: Callable[[], None]) -> Worker:
@@ -105,7 +133,7 @@ class WorkerProcess:
 
 
 class Voice:
-    """What the worker says, on its way at once. A death is the last of it."""
+    """Sends the worker's reports at once. A death is the last one."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
@@ -132,12 +160,12 @@ class Voice:
             except OSError:
                 self._over = True
                 if not last:
-                    raise  # nobody is left to work for: the worker ends
-                logger.warning("nobody was there to hear of the death")
+                    raise  # the controller is gone: the worker ends
+                logger.warning("the controller was gone before the death was reported")
 
 
 def _write_to(log: Path) -> None:
-    """Everything this process prints goes to a file of the run, native code's last words too."""
+    """Redirect everything this process prints, native code included, to a log file of the run."""
     log.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):

@@ -1,23 +1,26 @@
-"""The Ray runtime: every worker is a process of its own.
+"""The Ray runtime: every worker has its own process.
 
         controller's loop                                      process of one worker (`ray_process`)
     post ──► outgoing ──(end of this pass of the loop)── link ──► mailbox ──► Worker.post, Worker.advance
     Listener ◄──────────────────────────────────────── link ◄── joined, events, died
-    a task per worker that watches ◄──────────────────── Ray ◄── the process is gone
+    a watching task per worker ◄──────────────────────── Ray ◄── the process is gone
 
-What holds: messages of one worker arrive in the order in which they were sent, and each at most once; a connection that
-breaks or a process that is gone is the worker's death, told after all that it said before, and the process is then
-killed. Ray never restarts anything: the control plane decides. A stopped worker has `close_timeout_s` to close, then
-its process is killed, also one that hangs in native code.
+Invariants: messages of one worker arrive in the order in which they were sent, each at most once; a broken connection
+or a dead process is the worker's death, reported after everything that it sent before, and the process is then killed.
+Ray never restarts anything: the control plane decides. A stopped worker has `close_timeout_s` to close, then its
+process is killed, even if it hangs in native code.
 
-Ray itself is started by who composes the run (`ray_local.LocalRay`); several runtimes may use it one after the other.
+The caller starts Ray (`ray_local.LocalRay`); several runtimes may use it one after the other. When Ray itself dies the
+runtime fails: the listener gets `failed` and nothing after it, and Ray is not called any more, since it might block.
 """
 
 import asyncio
 import logging
 import pickle
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -26,11 +29,13 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
+from rollart.distributed.interpreter import project_paths
 from rollart.distributed.link import Caller, Exchange
+from rollart.distributed.ray_local import LocalRay
 from rollart.distributed.ray_process import WATCH, Order, WorkerProcess
 from rollart.distributed.wire import Died, Message, decode, encode
 from rollart.ports.runtime import Listener
-from rollart.types.errors import InvariantBroken, RequestError
+from rollart.types.errors import InvariantBroken, RequestError, RuntimeLost
 from rollart.types.ids import WorkerId
 from rollart.types.messages import Role, WorkerCommand, WorkerInfo
 
@@ -38,12 +43,12 @@ logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 5.0
 LAST_WORDS_S = 1.0
-"""How long what a dead process said may still be on its way, and how long Ray may take to say why it is dead."""
+"""Grace period for messages of a dead process in flight, and for Ray to report why it died."""
 LOG_TAIL_BYTES = 16384
 UNEXPLAINED = "Worker unexpectedly exits with a connection error"
-"""All that Ray says of a process that is suddenly gone; it then lists what may have been."""
+"""Ray's generic message for a process that is suddenly gone; it then lists possible causes."""
 FATAL = "Fatal Python error"
-"""How `faulthandler` begins."""
+"""Prefix of `faulthandler` output."""
 INFOS = get_args(WorkerInfo)
 
 
@@ -56,8 +61,12 @@ class RayRuntime:
         *,
         cores: Mapping[Role, Sequence[int]] | None = None,
         close_timeout_s: float = CLOSE_TIMEOUT_S,
+        local: LocalRay | None = None,
     ) -> None:
-        """`logs` gets `<worker>.log` of every worker; `cores` binds the workers of a role to some of the cores."""
+        """`logs` receives `<worker>.log` of every worker; `cores` pins the workers of a role to some of the cores.
+
+        `local` is the Ray to watch; without it the death of Ray goes unnoticed until workers die of it.
+        """
         self._logs = logs.absolute()
         self._cores = dict(cores or {})
         self._close_timeout_s = close_timeout_s
@@ -69,26 +78,34 @@ class RayRuntime:
         self._outgoing: dict[WorkerId, list[WorkerCommand]] = {}
         self._exchange: Exchange | None = None
         self.cpu_s: dict[WorkerId, float] = {}
-        """What the processes of stopped workers took once they were built; of those that closed in time."""
+        """CPU seconds of stopped workers, from when they were built; only of those that closed in time."""
         self._closed = False
+        self._local = local
+        self._failed = False
 
     def listen(self, listener: Listener) -> None:
         if self._listener is not None:
             raise InvariantBroken("this runtime already has a listener; `listen` is called once")
         self._listener = listener
 
-    def spawn(self, worker: WorkerId, role: Role, factory: str, settings: Mapping[str, Any]) -> None:
+    def spawn(
+        self, worker: WorkerId, role: Role, factory: str, settings: Mapping[str, Any], *, python: str = ""
+    ) -> None:
         if self._listener is None:
-            raise InvariantBroken("call `listen` before the first `spawn`: nobody would hear of the worker")
+            raise InvariantBroken("call `listen` before the first `spawn`: the worker would have no listener")
         if self._closed:
             raise RequestError("this runtime is closed; make a new one to start workers")
         if worker in self._names:
-            raise InvariantBroken(f"worker id {worker!r} was used before; every incarnation has an id of its own")
-        if not ray.is_initialized():  # it would start by itself, or join whatever Ray it finds
-            raise RequestError("there is no Ray to start workers in; open a LocalRay first")
+            raise InvariantBroken(f"worker id {worker!r} was used before; every incarnation needs its own id")
+        if self._failed:
+            return
+        if not ray.is_initialized():  # Ray would start implicitly, or join any instance that it finds
+            raise RequestError("Ray is not running; open a LocalRay first")
         self._loop = asyncio.get_running_loop()
         if self._exchange is None:
             self._exchange = Exchange(ray.util.get_node_ip_address())
+            if self._local is not None:
+                self._local.when_lost(self._ray_lost)
         log = self._logs / f"{worker}.log"
         host = _Host(worker, log, self._hear)
         order = Order(
@@ -96,7 +113,7 @@ class RayRuntime:
             role.value,
             factory,
             _pickled(worker, settings),
-            tuple(sys.path),
+            project_paths() if python else tuple(sys.path),
             str(Path.cwd()),
             str(log),
             tuple(self._cores.get(role, ())),
@@ -106,7 +123,7 @@ class RayRuntime:
         self._names.add(worker)
         self._hosts[worker] = host
         self._exchange.expect(host.caller)
-        host.actor = _ACTOR.remote(msgspec.msgpack.encode(order))
+        host.actor = _actor(python).remote(msgspec.msgpack.encode(order))
         host.watching = self._loop.create_task(self._watch(host), name=f"watch {worker}")
 
     def post(self, worker: WorkerId, commands: Sequence[WorkerCommand]) -> None:
@@ -131,7 +148,7 @@ class RayRuntime:
         self._closed = True
         for worker in list(self._hosts):
             self.stop(worker)
-        await asyncio.gather(*self._ending)
+        await asyncio.gather(*self._ending, return_exceptions=self._failed)  # if failed, they are cancelled
         if self._exchange is not None:
             await self._exchange.close()
 
@@ -147,12 +164,12 @@ class RayRuntime:
         try:
             died = self._tell(host, decode(blob))
         except msgspec.MsgspecError as error:
-            died = Died(f"it gave an event that is not what its type says: {error}")
+            died = Died(f"it sent an invalid event: {error}")
         if died is not None:
             host.reason.set_result(died.reason)
 
     async def _watch(self, host: "_Host") -> None:
-        """Tell of the worker's death. Cancelled by `stop`: then nothing is told any more."""
+        """Report the worker's death. Cancelled by `stop`, after which nothing is reported."""
         process: asyncio.Future[None] = asyncio.ensure_future(host.actor.wait.remote())
         last_words: set[asyncio.Future[Any]] = {host.caller.over, host.reason}
         try:
@@ -162,12 +179,35 @@ class RayRuntime:
             reason = host.reason.result() if host.reason.done() else await _cause_of_end(process, host.log)
         finally:
             process.cancel()
-        if host.worker in self._hosts:
+        if host.worker in self._hosts and not self._lost():
             self.stop(host.worker)  # first, so that the listener may already spawn a successor
             self._call("died", host.worker, reason)
 
+    def _ray_lost(self) -> None:
+        """Callback of `LocalRay`, from another thread."""
+        assert self._loop is not None
+        with suppress(RuntimeError):  # the loop is closed: the run is over
+            self._loop.call_soon_threadsafe(self._fail)
+
+    def _fail(self) -> None:
+        """Fail as a whole, before workers die one by one."""
+        if self._failed or self._closed:
+            return
+        assert self._local is not None
+        self._failed = True
+        for host in self._hosts.values():
+            host.watching.cancel()
+            self._forget(host)
+        self._hosts.clear()
+        for ending in self._ending:
+            ending.cancel()
+        self._call("failed", RuntimeLost(self._local.lost()))
+
+    def _lost(self) -> bool:
+        return self._local is not None and bool(self._local.lost())
+
     def _tell(self, host: "_Host", messages: list[Message]) -> Died | None:
-        """One batch: at most `joined` at its start and a death, which is left to the caller, at its end."""
+        """Deliver one batch: at most `joined` first and a death last, which is returned to the caller."""
         worker = host.worker
         if isinstance(messages[0], INFOS) and worker in self._hosts:
             self._call("joined", worker, messages.pop(0))
@@ -177,11 +217,11 @@ class RayRuntime:
             self._call("events", worker, events)
         return last if isinstance(last, Died) else None
 
-    def _call(self, what: str, worker: WorkerId, about: object) -> None:
-        """An error of the listener goes to the loop's handler: others' events must not go with it."""
+    def _call(self, what: str, *details: object) -> None:
+        """Call the listener. Its errors go to the loop's handler; other workers' events must not be lost."""
         assert self._loop is not None
         try:
-            getattr(self._listener, what)(worker, about)
+            getattr(self._listener, what)(*details)
         except Exception as error:  # noqa: BLE001
             self._loop.call_exception_handler({"message": f"the listener failed in `{what}`", "exception": error})
 
@@ -198,8 +238,13 @@ class RayRuntime:
             )
         except RayError:
             pass  # gone already
-        ray.kill(host.actor)
-        assert self._exchange is not None  # made with the first host
+        finally:
+            self._forget(host)
+        if not self._lost():
+            ray.kill(host.actor)
+
+    def _forget(self, host: "_Host") -> None:
+        assert self._exchange is not None  # created with the first host
         self._exchange.forget(host.caller)
 
 
@@ -212,7 +257,7 @@ class _Host:
         self.actor: ActorHandle
         self.caller = Caller(lambda blob: hear(self, blob))
         self.reason: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Of its death, where it could say it itself."""
+        """Cause of its death, if it could report it itself."""
         self.watching: asyncio.Task[None]
 
 
@@ -226,8 +271,14 @@ _ACTOR = ray.remote(
 )(WorkerProcess)
 
 
+def _actor(python: str) -> Any:
+    """Actor class for the process of a worker, with its own interpreter if `python` is a path."""
+    # Quoted, because Ray puts it into a shell command.
+    return _ACTOR.options(runtime_env={"py_executable": shlex.quote(python)}) if python else _ACTOR
+
+
 def _pickled(worker: WorkerId, settings: Mapping[str, Any]) -> dict[str, bytes]:
-    """Each setting for itself, so that the one that cannot travel is named."""
+    """Pickle each setting separately, so that the error names the one that cannot be sent."""
     pickled = {}
     for key, value in settings.items():
         try:
@@ -241,7 +292,7 @@ def _pickled(worker: WorkerId, settings: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 async def _cause_of_end(process: asyncio.Future[None], log: Path) -> str:
-    """Of a worker that is gone without a word."""
+    """Cause of death of a worker that did not report one."""
     try:
         async with asyncio.timeout(LAST_WORDS_S):
             await process
@@ -253,7 +304,7 @@ async def _cause_of_end(process: asyncio.Future[None], log: Path) -> str:
 
 
 def _cause(error: RayError, log: Path) -> str:
-    """Why a call failed, in a line: what the process raised, or that it ended, and what it said last."""
+    """Why a call failed, in one line: what the process raised, or that it ended, and its last output."""
     if isinstance(error, RayTaskError):
         return f"{type(error.cause).__name__}: {error.cause}"
     reason = str(error).strip().splitlines()[-1]

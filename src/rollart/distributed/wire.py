@@ -1,7 +1,7 @@
-"""Messages as bytes: one blob of msgpack per batch, each message behind the name of its type.
+"""Serialisation of messages: one msgpack blob per batch, each message preceded by the name of its type.
 
-Used where workers are in other processes. Token payloads and log-probabilities travel as the bytes that they are; no
-object tree is pickled, so a blob can only ever become one of the types named here.
+Used when workers are in other processes. Token payloads and log-probabilities are sent as raw bytes; nothing is
+pickled, so a blob can only decode to one of the types listed here.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from rollart.types.tokens import PackedSequence, TokenSequence
 
 
 class Died(msgspec.Struct, frozen=True):
-    """The last thing that a worker says."""
+    """The last message of a worker."""
 
     reason: str
 
@@ -24,16 +24,16 @@ Message = WorkerCommand | WorkerEvent | WorkerInfo | Died
 
 
 def encode(messages: Iterable[Message]) -> bytes:
-    """A batch as one blob. That a field has its type is checked by who decodes it."""
+    """Encode a batch as one blob. The types of fields are checked when it is decoded."""
     named = [(type(message).__name__, message) for message in messages]
     strange = next((name for name, _ in named if name not in _DECODERS), None)
     if strange is not None:
-        raise TypeError(f"{strange} is no message; workers speak types.messages")
+        raise TypeError(f"{strange} is not a message; workers exchange types.messages")
     return _ENCODER.encode(named)
 
 
 def decode(blob: bytes) -> list[Message]:
-    """The batch, in order."""
+    """Decode a batch, in order."""
     return [_DECODERS[name].decode(body) for name, body in _ENVELOPE.decode(blob)]
 
 
@@ -43,7 +43,7 @@ def _encode_other(value: object) -> object:
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(
-        f"a message holds a {type(value).__name__}, which cannot travel to another process; "
+        f"a message holds a {type(value).__name__}, which cannot be sent to another process; "
         "messages hold plain data (types.messages)"
     )
 
@@ -51,7 +51,7 @@ def _encode_other(value: object) -> object:
 def _decode_other(kind: type, value: Any) -> object:
     if kind is TokenSequence:
         return TokenSequence.unpack(msgspec.convert(value, PackedSequence))
-    raise TypeError(f"no message holds a {kind.__name__}")
+    raise TypeError(f"no message type holds a {kind.__name__}")
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_other)

@@ -1,1 +1,1 @@
-"""What a run did: its journal, and reports made from it alone."""
+"""The journal of a run, and reports derived from it alone."""

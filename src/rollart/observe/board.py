@@ -1,7 +1,7 @@
-"""Metrics for TensorBoard, in its format of records; needs tensorboardX.
+"""Metrics in TensorBoard's record format; needs tensorboardX.
 
-Its own writer has a thread, which dies of a full disk, and whoever writes then waits for ever. Here a record is written
-when it is given, and what fails is raised.
+The writer of tensorboardX has a thread that dies when the disk is full, after which every write hangs. Here a record is
+written synchronously, and a failure is raised.
 """
 
 import struct
@@ -18,7 +18,7 @@ from rollart.observe.files import append_whole
 
 
 class Board:
-    """One file of events per start of a run; TensorBoard reads those of a folder as one."""
+    """One event file per start of a run; TensorBoard reads those of a folder as one."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
@@ -26,7 +26,7 @@ class Board:
         append_whole(self._path, _record(Event(wall_time=time.time(), file_version="brain.Event:2")))
 
     def restart(self, step: int) -> None:
-        """What was told of this step and of later ones is void."""
+        """Void the records of this step and later ones."""
         append_whole(
             self._path,
             _record(Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START))),

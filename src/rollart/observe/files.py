@@ -1,4 +1,4 @@
-"""Files that grow while a run goes on."""
+"""Files that grow during a run."""
 
 import errno
 import os
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def append_whole(path: Path, data: bytes) -> None:
-    """Add to a file, all of it or nothing: what a full disk cuts off is taken back."""
+    """Append atomically: a partial write, as on a full disk, is undone."""
     with path.open("ab", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         if file.write(data) != len(data):

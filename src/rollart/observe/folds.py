@@ -1,26 +1,31 @@
-"""What is known of the events that a journal no longer holds: its audit and its report, as far as they got.
+"""State carried for events that were pruned from a journal: its audit and its report up to that point.
 
-Both are folds whose state is plain data, so they can stop at any event, be written down, and go on: auditing and
-reporting a pruned journal from here on gives what the whole journal would have given.
+Both are folds whose state is plain data, so they can stop at any event, be saved, and continue: auditing and reporting
+a pruned journal from there gives the same result as the whole journal.
 """
+
+from typing import Any
 
 import msgspec
 
 from rollart.observe.audit import Auditor, Violation
+from rollart.observe.formats import EventReader, stop_of_reason
 from rollart.observe.report import Report, ReportFold
 from rollart.types.errors import InvariantBroken, RequestError
 from rollart.types.journal import JournalEvent
 
-FORMAT = 2
-"""Of what `encode` writes: to be raised with every change to what the folds remember."""
+FORMAT = 3
+"""Format of `encode`: to be raised with every change to the state of the folds."""
+OLDEST = 2
+"""Oldest format that `decode_folds` migrates."""
 
 
 class Folds(msgspec.Struct):
-    """Takes a journal event by event."""
+    """Consumes a journal event by event."""
 
     auditor: Auditor = msgspec.field(default_factory=Auditor)
     report: ReportFold | None = msgspec.field(default_factory=ReportFold)
-    """None once an event was about something that was never started: a journal with holes has no figures."""
+    """None once an event referred to something that was never started: an inconsistent journal has no report."""
 
     def take(self, event: JournalEvent) -> None:
         self.auditor.take(event)
@@ -31,11 +36,11 @@ class Folds(msgspec.Struct):
                 self.report = None
 
     def finish(self) -> tuple[list[Violation], Report | None]:
-        """What the whole journal comes to. The folds are used up."""
+        """Result for the whole journal. The folds cannot be used afterwards."""
         violations = self.auditor.finish()
         if self.report is None and not violations:
             raise InvariantBroken(
-                "the journal passes the audit and no report can be made of it. "
+                "the journal passes the audit, but no report can be made from it. "
                 "This is a bug of rollart; keep the run folder and report it with the journal."
             )
         return violations, None if self.report is None else self.report.finish()
@@ -44,15 +49,30 @@ class Folds(msgspec.Struct):
         return msgspec.msgpack.encode(self)
 
 
-def decode_folds(body: bytes) -> Folds:
-    """What `encode` wrote."""
-    return msgspec.msgpack.decode(body, type=Folds)
+def decode_folds(body: bytes, found: int = FORMAT) -> Folds:
+    """Decode the output of `encode`, in format `found`."""
+    if found == FORMAT:
+        return msgspec.msgpack.decode(body, type=Folds)
+    return msgspec.convert(_from_2(msgspec.msgpack.decode(body)), Folds)
 
 
-def check_format(form: int) -> None:
-    """Refuse what another version of the folds wrote."""
-    if form != FORMAT:
+def check_format(found: int) -> None:
+    """Refuse a format of the folds that this version of rollart cannot read."""
+    if not OLDEST <= found <= FORMAT:
         raise RequestError(
-            f"the pruned part of the journal is in format {form}, this version of rollart reads format {FORMAT}; "
-            "use the version that wrote it"
+            f"the pruned part of the journal is in format {found}, this version of rollart reads formats {OLDEST} to "
+            f"{FORMAT}; use the version that wrote it, or start a new run in another folder"
         )
+
+
+def _from_2(folds: dict[str, Any]) -> dict[str, Any]:
+    """Migrate format 2: private fields of the auditor, claims without what they took, no `stop` in the report."""
+    auditor = {name.removeprefix("_"): value for name, value in folds["auditor"].items()}
+    auditor["claims"] = {claim: (claimed, claimed["groups"]) for claim, claimed in auditor["claims"].items()}
+    if auditor["ended"] is not None:
+        auditor["ended"] = EventReader(0).migrated(auditor["ended"])
+    report = folds["report"]
+    if report is not None and report["totals"]["ended"]:
+        ended = report["totals"]["ended"]
+        report["totals"]["stop"] = stop_of_reason("" if ended == "done" else ended)
+    return {"auditor": auditor, "report": report}

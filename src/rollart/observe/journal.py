@@ -1,9 +1,10 @@
 """Journals: in memory for simulations and tests, in SQLite for real runs.
 
-Both keep events in the order of `append`, each once. SQLite is written by a thread of its own, in batches, so the
-controller's loop never waits for a disk; `flush` does, and raises what went wrong since the last one. It stays near a
-limit (`observe.pruning`): old events go, what an audit and a report know of them stays. A resume reads from the last
-snapshot on, however long the history is.
+Both keep events in the order of `append`, each once. SQLite is written in batches by its own thread, so the
+controller's loop never waits for a disk; `flush` does, and raises errors since the last one. Its size stays near a
+limit (`observe.pruning`): old events are deleted, and their contribution to audit and report is kept. A resume reads
+from the last snapshot on, however long the history is. Journals of older versions of rollart are read and resumed like
+current ones; newer ones are refused (`observe.formats`).
 """
 
 import asyncio
@@ -18,18 +19,16 @@ from pathlib import Path
 import msgspec
 
 from rollart.observe.folds import Folds
+from rollart.observe.formats import FORMAT, EventReader, format_in, format_of, header_line, migrate
 from rollart.observe.pruning import SCHEMA, Carried, Pruner, carried_upto, last_snapshot, read_carried
 from rollart.types.errors import InvariantBroken, RequestError, RunError
 from rollart.types.journal import JournalEvent, Snapshot
 
-_decoder = msgspec.msgpack.Decoder(JournalEvent)
-_json_decoder = msgspec.json.Decoder(JournalEvent)
-
 MAX_BATCH = 2_000
-"""Events of one commit, and so of what a flush can find ahead of it besides what was appended before it."""
+"""Maximum events per commit, and so the most that a flush may have to wait for besides earlier appends."""
 LIMIT_BYTES = 1024 * 10**6
 WAL_BYTES = 4 * 2**20
-"""What is left of the write-ahead log when its pages have gone into the database."""
+"""Size to which the write-ahead log is truncated after a checkpoint."""
 
 
 class MemoryJournal:
@@ -47,7 +46,7 @@ class MemoryJournal:
 
 
 def digest(events: Iterable[JournalEvent]) -> str:
-    """The same for two journals exactly if they are equal byte for byte."""
+    """Digest that is equal for two journals exactly if they are equal byte for byte."""
     encoder = msgspec.msgpack.Encoder(order="deterministic")
     hashed = hashlib.blake2b(digest_size=16)
     for event in events:
@@ -56,7 +55,7 @@ def digest(events: Iterable[JournalEvent]) -> str:
 
 
 class _Flush:
-    """A mark in the queue: everything before it is durable once it is reached."""
+    """Marker in the queue: everything before it is durable once it is reached."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, last: bool) -> None:
         self.loop = loop
@@ -81,28 +80,33 @@ class SqliteJournal:
         self._path = path
         self._queue: queue.SimpleQueue[JournalEvent | _Flush] = queue.SimpleQueue()
         self._error: RunError | None = None
-        """Not heard yet."""
+        """Error not raised yet."""
         self._lost: RunError | None = None
-        """Why events were lost. Nothing is written after them: a journal may end early, but it has no holes."""
+        """Why events were lost. Nothing is written after them: a journal may end early, but has no gaps."""
         self._closed = False
         self.append = self._queue.put
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             self._db.executescript(
                 "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA secure_delete=OFF;"
-                f"PRAGMA journal_size_limit={WAL_BYTES}; {SCHEMA}"
+                f"PRAGMA journal_size_limit={WAL_BYTES};"
             )
+            _create_or_migrate(self._db)
             self._pruner = Pruner(self._db, limit_bytes)
-        except (sqlite3.Error, RequestError) as error:
+        except sqlite3.Error as error:
             raise RequestError(
-                f"{path}: the journal cannot be opened ({error}); make room, or choose another folder"
+                f"{path}: the journal cannot be opened ({error}); free space, or choose another folder"
             ) from error
+        except msgspec.MsgspecError as error:
+            raise RequestError(f"{path} is not a journal, or is damaged ({error}); restore it from a copy") from error
+        except RequestError as error:
+            raise RequestError(f"{path}: {error}") from error
         self._thread = threading.Thread(target=self._write_all, name="journal", daemon=True)
         self._thread.start()
 
     async def flush(self) -> None:
         if self._closed:
-            raise InvariantBroken(f"{self._path}: the journal is closed, so nobody would answer a flush")
+            raise InvariantBroken(f"{self._path}: the journal is closed and cannot be flushed")
         await self._mark(last=False)
 
     async def close(self) -> None:
@@ -131,7 +135,7 @@ class SqliteJournal:
             if isinstance(item, _Flush):
                 error, self._error = self._error, None
                 if item.last:
-                    with suppress(sqlite3.Error):  # what was committed is safe
+                    with suppress(sqlite3.Error):  # committed events are safe
                         self._db.close()
                 item.resolve(error)
                 if item.last:
@@ -151,11 +155,11 @@ class SqliteJournal:
                 [(type(event).__name__, msgspec.msgpack.encode(event)) for event in batch],
             )
             self._db.execute("COMMIT")
-        except Exception as error:  # noqa: BLE001 - whatever it is: without this thread every flush would hang
+        except Exception as error:  # noqa: BLE001 - any error: without this thread every flush would hang
             if self._db.in_transaction:
-                with suppress(sqlite3.Error):  # the disk may not even let it undo; the next opening does
+                with suppress(sqlite3.Error):  # the disk may not even allow a rollback; the next opening does it
                     self._db.execute("ROLLBACK")
-            # Kept until somebody can hear it: the next flush raises it, and the run stops there.
+            # Kept until it can be raised: the next flush does, and the run stops there.
             self._lost = RunError(f"{self._path}: the journal cannot be written ({error}); free the disk and resume")
             self._error = self._lost
 
@@ -168,8 +172,28 @@ class SqliteJournal:
             )
 
 
+def _create_or_migrate(db: sqlite3.Connection) -> None:
+    """Create tables and format of a new journal in one transaction, or migrate an old one to the current format."""
+    if _is_empty(db):
+        db.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;")
+    else:
+        format_of(db)
+        db.executescript(SCHEMA)
+        migrate(db)
+
+
+def _is_empty(db: sqlite3.Connection) -> bool:
+    """Whether there are no tables: the writer was killed before it had created them."""
+    return db.execute("SELECT 1 FROM sqlite_master WHERE name = 'events'").fetchone() is None
+
+
+def write_trace(path: Path, events: Iterable[JournalEvent]) -> None:
+    """Write a journal as JSON lines: the format, then one event per line."""
+    path.write_bytes(header_line() + b"".join(msgspec.json.encode(event) + b"\n" for event in events))
+
+
 def read_journal(path: Path) -> Iterator[JournalEvent]:
-    """The events that a journal holds, in order: of SQLite, what is not pruned; of a trace of JSON lines, all."""
+    """Events of a journal, in order: from SQLite, those not pruned; from a trace of JSON lines, all."""
     if not path.is_file():
         raise RequestError(f"{path}: there is no journal here; give the folder of a run")
     if path.suffix == ".jsonl":
@@ -180,19 +204,19 @@ def read_journal(path: Path) -> Iterator[JournalEvent]:
 
 
 def read_since_snapshot(path: Path) -> Iterator[JournalEvent]:
-    """The last snapshot of a run and what came after it: what a resume needs, found without reading the rest."""
+    """The last snapshot of a run and the events after it, found without reading the rest; used by a resume."""
     if not path.is_file():
         raise RequestError(f"{path}: there is no journal here; give the folder of a run")
     with _reading(path) as db:
-        if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'events'").fetchone() is None:
-            return  # its writer was killed before it had made the table
+        if _is_empty(db):
+            return
         yield from _read_after(db, max(last_snapshot(db) - 1, carried_upto(db)))
 
 
 def fold_journal(path: Path, beside: Callable[[JournalEvent], None] | None = None) -> tuple[int, Folds]:
-    """The audit and the report of a whole run, the pruned part included; and how many events that part had.
+    """Audit and report of a whole run, including the pruned part, and the number of pruned events.
 
-    `beside` is shown every event that is still there, so that the journal need not be read twice.
+    `beside` is called with every event that is still present, so that the journal need not be read twice.
     """
 
     def take_all(events: Iterable[JournalEvent]) -> None:
@@ -209,24 +233,34 @@ def fold_journal(path: Path, beside: Callable[[JournalEvent], None] | None = Non
             pruned, folds = read_carried(db)
             take_all(_read_after(db, pruned))
     if not folds.auditor.count:
-        raise RequestError(f"{path} is not a journal: there is no event in it; give the folder or a trace of a run")
+        raise RequestError(f"{path} is not a journal: it has no events; give the folder or a trace of a run")
     return pruned, folds
 
 
 def _read_trace(path: Path) -> Iterator[JournalEvent]:
     try:
         with path.open("rb") as lines:
-            yield from (_json_decoder.decode(line) for line in lines)
+            first = next(lines, None)
+            if first is None:
+                return
+            found = format_in(first)
+            reader = EventReader(found or 0)
+            if found is None:
+                yield reader.from_line(first)
+            yield from map(reader.from_line, lines)
+    except RequestError as error:
+        raise RequestError(f"{path}: {error}") from error
     except msgspec.MsgspecError as error:
         raise RequestError(f"{path} is not a journal, or is damaged ({error}); give a trace of a run") from error
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """One state of the journal, whatever its writer does meanwhile."""
+    """A consistent view of the journal, whatever its writer does meanwhile."""
     db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
     try:
         db.execute("BEGIN")
+        format_of(db)
         yield db
     except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
         raise RequestError(f"{path} is not a journal, or is damaged ({error}); give the folder of a run") from error
@@ -237,8 +271,9 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _read_after(db: sqlite3.Connection, last: int) -> Iterator[JournalEvent]:
-    for seq, body in db.execute("SELECT seq, body FROM events WHERE seq > ? ORDER BY seq", (last,)):
+    decode = EventReader(format_of(db)).from_row
+    for seq, kind, body in db.execute("SELECT seq, kind, body FROM events WHERE seq > ? ORDER BY seq", (last,)):
         if seq != last + 1:
             raise RequestError(f"it is damaged: events {last + 1} to {seq - 1} are missing; restore it from a copy")
         last = seq
-        yield _decoder.decode(body)
+        yield decode(kind, body)

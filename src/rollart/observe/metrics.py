@@ -1,8 +1,8 @@
-"""Metrics of a run on disk: a JSON line per step and evaluation, and TensorBoard files where tensorboardX is installed.
+"""Metrics of a run on disk: a JSON line per step and evaluation, and TensorBoard files if tensorboardX is installed.
 
-What holds: lines are whole and in order, each written when its step is trained; a resumed run adds to them, and takes
-away one that was cut. In TensorBoard, steps that are trained again hide those that were before. What cannot be
-written is raised by the next `flush`, as everything that a journal loses.
+Invariants: lines are complete and in order, each written when its step is trained; a resumed run appends to them, after
+removing a truncated one. In TensorBoard, steps that are trained again hide the earlier ones. Write errors are raised by
+the next `flush`, like those of the journal.
 """
 
 import os
@@ -26,7 +26,7 @@ TENSORBOARD = "tensorboard"
 
 
 class MetricsSink:
-    """An EventSink that passes everything on and writes metrics beside it."""
+    """EventSink that forwards all events and writes metrics."""
 
     def __init__(self, sink: EventSink, folder: Path) -> None:
         self._sink = sink
@@ -56,7 +56,7 @@ class MetricsSink:
 
     def _check(self) -> None:
         if self._lost is not None:
-            raise RunError(f"{self._path} cannot be written: {self._lost}. Make room and resume.")
+            raise RunError(f"{self._path} cannot be written: {self._lost}. Free space and resume.")
 
     def _write(self, records: Iterable[Record]) -> None:
         for record in records:
@@ -69,10 +69,11 @@ class MetricsSink:
 
 
 def scalars(record: Record) -> dict[str, float]:
-    """A record as named numbers, by what they are about."""
+    """A record as numbers with hierarchical names."""
     if isinstance(record, EvalRecord):
         return {} if record.mean_reward is None else {f"held_out/{record.task}": record.mean_reward}
     numbers = {f"reward/{task}": value for task, value in record.rewards.items()}
+    numbers |= {f"kept_reward/{task}": value for task, value in record.kept_rewards.items()}
     numbers |= {f"train/{name}": value for name, value in record.metrics.items()}
     numbers |= {f"busy/{pool}": value for pool, value in record.busy.items()}
     numbers |= {f"outcomes/{outcome}": float(count) for outcome, count in record.outcomes.items()}
@@ -85,14 +86,14 @@ def scalars(record: Record) -> dict[str, float]:
 
 
 def _mend(path: Path) -> None:
-    """Take away a last line that was cut when its writer was killed: the next one would be glued to it."""
+    """Remove a last line that was truncated when its writer was killed: the next line would be appended to it."""
     if path.is_file():
         lines = path.read_bytes()
         os.truncate(path, lines.rfind(b"\n") + 1)
 
 
 def _board(folder: Path) -> "Board | None":
-    """None where the package is missing: the lines are there in any case."""
+    """None if the package is missing: the JSON lines are written in any case."""
     try:
         from rollart.observe.board import Board
     except ModuleNotFoundError:

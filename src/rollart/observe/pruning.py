@@ -1,17 +1,17 @@
-"""Pruning: a journal in SQLite stays near its limit, and nothing that an audit or a report says is lost.
+"""Pruning: the size of a journal in SQLite stays near its limit, without loss for audits and reports.
 
     seq   1 ······ carried ······ folded ─────────── last Snapshot ──────── newest
           ╰ deleted ╯  ╰ fold next ╯  ╰ fold later ╯ ╰ what a resume reads: never touched ╯
 
 A round starts when the live pages exceed three quarters of the limit and ends at half of it, or at the last snapshot:
 
-    fold     the oldest events go through the audit and the report, in memory
+    fold     the oldest events are folded into the audit and the report, in memory
     carry    one statement writes the folds and `upto`, the last event in them: from here on those events are void
-    delete   they are deleted; their pages are used again
+    delete   they are deleted; their pages are reused
 
-Readers skip whatever is not after `upto`, so a crash leaves a journal that is pruned with what is carried, or is not.
-Work is done in small pieces after commits, `PACE` events for every one written: a flush never waits long, the disk and
-the loop see no burst, and a journal that is written faster is pruned faster.
+Readers skip events up to `upto`, so after a crash every event is either carried or read, never both.
+Work is done in small slices after commits, `PACE` events for every one written: a flush never waits long, disk and loop
+see no bursts, and a journal that grows faster is pruned faster.
 """
 
 import sqlite3
@@ -31,30 +31,33 @@ CREATE TABLE IF NOT EXISTS carried (one INTEGER PRIMARY KEY CHECK (one = 1), for
 PACE = 4
 """Events folded or deleted for every event written. Each is folded once and deleted once, so 2 would hold the size."""
 MIN_SLICE = 1_000
-"""Events of one piece of work, at least: deleting costs a sync of the disk."""
+"""Minimum events per slice of work: deleting costs a disk sync."""
 ROW_BYTES = 24
-"""What a row takes besides its body, about."""
+"""Approximate overhead of a row besides its body."""
 
 _decoder = msgspec.msgpack.Decoder(JournalEvent)
 
 
 class Carried(NamedTuple):
-    """What is known of the events up to `upto`, which the journal no longer holds."""
+    """State of the events up to `upto`, which the journal no longer holds."""
 
     upto: int
     folds: Folds
 
 
 def read_carried(db: sqlite3.Connection) -> Carried:
-    """What the journal carries: nothing, if it was never pruned."""
+    """State carried by the journal; empty if it was never pruned."""
     upto = carried_upto(db)
-    return Carried(upto, decode_folds(db.execute("SELECT body FROM carried").fetchone()[0]) if upto else Folds())
+    if not upto:
+        return Carried(0, Folds())
+    body, found = db.execute("SELECT body, format FROM carried").fetchone()
+    return Carried(upto, decode_folds(body, found))
 
 
 def carried_upto(db: sqlite3.Connection) -> int:
-    """The last event that is not to be read any more."""
+    """Sequence number of the last event that readers must skip."""
     if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'carried'").fetchone() is None:
-        return 0  # of a version that did not prune
+        return 0  # written by a version that did not prune
     row = db.execute("SELECT upto, format FROM carried").fetchone()
     if row is None:
         return 0
@@ -63,7 +66,7 @@ def carried_upto(db: sqlite3.Connection) -> int:
 
 
 def last_snapshot(db: sqlite3.Connection) -> int:
-    """Where the last snapshot stands; 0 if there is none."""
+    """Sequence number of the last snapshot; 0 if there is none."""
     row = db.execute("SELECT seq FROM events WHERE kind = 'Snapshot' ORDER BY seq DESC LIMIT 1").fetchone()
     return 0 if row is None else int(row[0])
 
@@ -77,18 +80,18 @@ class Pruner:
         self._snapshot = last_snapshot(db)
         self._carried = carried_upto(db)
         self._folds: Folds | None = None
-        """Of everything up to `_folded`; None until they are needed."""
+        """State of everything up to `_folded`; None until needed."""
         self._folded = self._carried
         self._to_free = 0
-        """Bytes, in a round that is folding."""
+        """Bytes left to free, while a round is folding."""
         self._first = self._carried + 1
         if row := db.execute("SELECT seq FROM events ORDER BY seq LIMIT 1").fetchone():
             self._first = row[0]
-        """The oldest event that is there. An earlier writer may not have deleted all that it carried."""
+        """Oldest event present. An earlier writer may not have deleted everything that it carried."""
         self._owed = 0
 
     def committed(self, events: int, *, snapshot: bool) -> None:
-        """So many events were written, a snapshot among them or not: do as much work as that is worth."""
+        """Do work in proportion to the `events` events written, which may include a snapshot."""
         if snapshot:
             self._snapshot = last_snapshot(self._db)
         self._owed += PACE * events
@@ -97,7 +100,7 @@ class Pruner:
             self.work(owed)
 
     def work(self, events: int) -> None:
-        """One piece of work of about so many events, if there is any."""
+        """Fold or delete about `events` events, if necessary."""
         if self._first <= self._carried:
             self._delete(events)
         elif self._to_free > 0:
@@ -114,7 +117,7 @@ class Pruner:
 
     def _fold(self, events: int) -> None:
         folded, folds = read_carried(self._db) if self._folds is None else (self._folded, self._folds)
-        # Given up until this is done: folds that stopped at an error are not gone on with.
+        # Unset until this is done: folds that stopped at an error must not continue.
         self._folds = None
         rows = self._db.execute(
             "SELECT seq, body FROM events WHERE seq > ? AND seq < ? ORDER BY seq LIMIT ?",

@@ -1,11 +1,11 @@
-"""What a run did, from its journal alone.
+"""Report of a run, from its journal alone.
 
 Every started trajectory is counted under exactly one outcome and every sampled token under exactly one heading:
-trained, or wasted by a named cause, or spent on evaluation.
+trained, wasted by a named cause, or spent on evaluation.
 
-The fold streams: a group whose fate is final, because it came to nothing or because a checkpoint holds it, is added to
-the totals and forgotten. What is left is plain data, bounded by what is in flight and what the last two checkpoints
-settled, plus one entry per evaluation: a `ReportFold` can be encoded in the middle of a journal and goes on, decoded.
+The fold streams: a group whose outcome is final, because it was not trained or because a checkpoint holds it, is added
+to the totals and forgotten. The rest is plain data, bounded by what is in flight and what the last two checkpoints
+settled, plus one entry per evaluation: a `ReportFold` can be encoded in the middle of a journal, decoded and continued.
 """
 
 from collections import Counter
@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from rollart.types import journal as j
+from rollart.types.failures import StopReason
 from rollart.types.ids import ClaimId, GroupId, TrajectoryId
 from rollart.types.messages import Role
 from rollart.types.trajectory import TRAINABLE, GroupOutcome, Outcome, Purpose
@@ -22,7 +23,7 @@ from rollart.types.versions import Version
 
 
 class KeptAgainstStarted(msgspec.Struct):
-    """Whether choosing the first to finish chose the short ones: means over trained and over all with a result."""
+    """Selection bias of keeping the first to finish: means over trained trajectories and over all with a result."""
 
     kept_tokens: float = 0.0
     started_tokens: float = 0.0
@@ -31,24 +32,24 @@ class KeptAgainstStarted(msgspec.Struct):
 
 
 class Steady(msgspec.Struct):
-    """From the first trained step to the last one before a new group was opened: shares of that time.
+    """Shares of the time from the first trained step to the last one before a new group was opened.
 
-    So neither start-up counts nor the end of a run, when the last batches are trained and engines have nothing to do.
+    This excludes start-up and the end of a run, when the last batches are trained and engines have nothing to do.
     """
 
     seconds: float = 0.0
     suspended: float = 0.0
-    """No engine took a step, for weight syncs."""
+    """No engine took a step because of weight syncs."""
     busy: dict[str, float] = {}
     """Per pool; an engine is busy while it has requests."""
     stepping: dict[str, float] = {}
-    """They took steps, by their own clocks; pools that do not say are left out."""
+    """Time in steps, as measured by engines; pools that do not report it are left out."""
     recompute: dict[str, float] = {}
-    """Of `stepping`, for KV that updates had made void."""
+    """Part of `stepping` spent on KV invalidated by updates."""
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """The figures of a run. Shares are of worker-seconds; tokens are sampled ones unless said otherwise."""
+    """The figures of a run. Shares are of worker-seconds; tokens are sampled ones unless stated otherwise."""
 
     name: str = ""
     mode: str = ""
@@ -58,11 +59,11 @@ class Report(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
     first_step_s: float = 0.0
     step_s: float = 0.0
-    """Mean time between two trained steps, the first left out; that of the first if there is no other."""
+    """Mean time between two trained steps, without the first; that of the first if there is no other."""
     trajectories_per_s: float = 0.0
     tokens_per_s: float = 0.0
-    pools: dict[str, dict[str, float]] = {}
-    """Worker-seconds of every pool by cause, `busy` among them; slot-seconds for environments and rewards."""
+    pools: dict[str, dict[j.TimeUse, float]] = {}
+    """Worker-seconds of every pool by use; slot-seconds for environments and rewards."""
     engines: dict[str, int] = {}
     """Engines of every generation pool."""
     staleness: dict[int, int] = {}
@@ -71,7 +72,7 @@ class Report(msgspec.Struct, kw_only=True):
     outcomes: dict[str, int] = {}
     group_outcomes: dict[str, int] = {}
     filtered: dict[str, int] = {}
-    """Complete groups that were not trained, by the reason they were filtered for."""
+    """Complete groups that were not trained, by the reason for filtering."""
     sampled_tokens: int = 0
     trained_tokens: int = 0
     wasted_tokens: dict[str, int] = {}
@@ -80,21 +81,26 @@ class Report(msgspec.Struct, kw_only=True):
     recomputed_tokens: int = 0
     recomputed_trajectories: int = 0
     suspended_s: float = 0.0
-    """Per sync: how long no engine took a step."""
+    """Per sync: time without engine steps."""
     exposed_s: float = 0.0
-    """Per sync: how long it waited for publication and staging."""
+    """Per sync: time waiting for publication and staging."""
     steady: Steady = msgspec.field(default_factory=Steady)
     placements: dict[str, dict[str, int]] = {}
     """Turns per task and hardware class."""
     fallbacks: dict[str, int] = {}
     reward: dict[str, float] = {}
-    """Mean reward of trained trajectories per task."""
+    """Mean reward per task of all finished training trajectories, including those of filtered and stale groups."""
+    kept_reward: dict[str, float] = {}
+    """Mean reward per task of the trained trajectories."""
     evaluations: list[j.EvalEnded] = []
     redistributed: int = 0
     workers_lost: int = 0
     stalls: int = 0
     selection: KeptAgainstStarted = msgspec.field(default_factory=KeptAgainstStarted)
     ended: str = ""
+    """Empty until the run ends; then `done`, or the error that stopped it."""
+    stop: StopReason | None = None
+    """Why it ended; None until then."""
     open_trajectories: int = 0
     """Started and without an outcome: 0 in every journal that ended."""
 
@@ -102,10 +108,10 @@ class Report(msgspec.Struct, kw_only=True):
     def wasted_token_share(self) -> float:
         return sum(self.wasted_tokens.values()) / self.sampled_tokens if self.sampled_tokens else 0.0
 
-    def engine_seconds_per_step(self) -> dict[str, float]:
-        """Where the time of the average engine went, per step. The causes add up to the time of a step, so the
-        difference between two runs is explained cause by cause."""
-        total: Counter[str] = Counter()
+    def engine_seconds_per_step(self) -> dict[j.TimeUse, float]:
+        """Time of the average engine per step, by cause. The causes add up to the duration of a step, so the difference
+        between two runs is explained cause by cause."""
+        total: Counter[j.TimeUse] = Counter()
         for pool in self.engines:
             total.update(self.pools.get(pool, {}))
         count = sum(self.engines.values()) * self.steps
@@ -113,9 +119,9 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 LATE = "aborted late"
-"""Waste: tokens of a turn whose end was reported when its trajectory had long been settled."""
+"""Waste: tokens of a turn whose end was reported after its trajectory was settled."""
 
-Key = TypeVar("Key", str, int)
+Key = TypeVar("Key", j.TimeUse, str, int)
 
 
 class _Trajectory(msgspec.Struct, array_like=True):
@@ -126,7 +132,7 @@ class _Trajectory(msgspec.Struct, array_like=True):
     masked: bool = False
     recomputed: int = 0
     trained: bool = False
-    """In a step that was not rolled back."""
+    """Trained in a step that was not rolled back."""
 
 
 class _Group(msgspec.Struct, array_like=True):
@@ -140,11 +146,11 @@ class _Group(msgspec.Struct, array_like=True):
     void: bool = False
     """Trained in a step that was rolled back."""
     final: bool = False
-    """Nothing changes but that the end of an aborted turn may be reported; the next checkpoint settles it."""
+    """Only the end of an aborted turn may still be reported; the next checkpoint settles it."""
 
 
 class _Sum(msgspec.Struct, array_like=True):
-    """Of trajectories, their tokens and rewards."""
+    """Sums over trajectories, their tokens and rewards."""
 
     count: int = 0
     tokens: int = 0
@@ -167,14 +173,14 @@ class _PoolSeconds(msgspec.Struct, array_like=True):
 
 
 class _Period(msgspec.Struct, array_like=True):
-    """Some time of a run, and where that of its workers went."""
+    """A period of a run, and the use of its workers' time."""
 
     seconds: float = 0.0
     suspended: float = 0.0
     pools: dict[str, _PoolSeconds] = {}
 
     def add_pool(self, event: j.PoolTime) -> None:
-        busy_s = event.seconds.get("busy", 0.0)
+        busy_s = event.seconds.get(j.TimeUse.BUSY, 0.0)
         self._add_pool(event.pool, sum(event.seconds.values()), busy_s, event.stepping_s, event.recompute_s)
 
     def add(self, other: "_Period") -> None:
@@ -213,18 +219,18 @@ def make_report(events: Iterable[j.JournalEvent]) -> Report:
 
 
 class ReportFold(msgspec.Struct, kw_only=True):
-    """Takes a journal event by event; a KeyError says that an event is about something that was never started.
+    """Consumes a journal event by event; raises KeyError at an event about something that was never started.
 
-    Everything it knows is a field, and is carried when a journal is pruned.
+    All its state is in fields, and is carried when a journal is pruned.
     """
 
     totals: Report = msgspec.field(default_factory=Report)
-    """Of what is settled; means are sums, and dictionaries in no order, until `finish`."""
+    """Totals of what is settled; until `finish`, means are sums and dictionaries are unordered."""
     groups: dict[GroupId, _Group] = {}
     trajectories: dict[TrajectoryId, _Trajectory] = {}
     next_trajectory: int = 0
     hardware: dict[TrajectoryId, str] = {}
-    """Where the turns of a running trajectory go."""
+    """Hardware class of each running trajectory."""
     claimed: dict[ClaimId, tuple[tuple[GroupId, ...], tuple[TrajectoryId, ...]]] = {}
     started_at: float = 0.0
     rollout_from: float = 0.0
@@ -237,18 +243,20 @@ class ReportFold(msgspec.Struct, kw_only=True):
     syncs: int = 0
     steady: _Period = msgspec.field(default_factory=_Period)
     recent: _Period = msgspec.field(default_factory=_Period)
-    """The trained steps since a group was opened: they are part of the steady time once another one is."""
+    """Steps trained since a group was opened; they join the steady period once another group is opened."""
     suspended_s: float = 0.0
-    """Since the last trained step."""
+    """Suspended seconds since the last trained step."""
     trained: _Sum = msgspec.field(default_factory=_Sum)
     rewards: dict[str, _Sum] = {}
-    """Of trained trajectories with a reward, by task."""
+    """Sums over trained trajectories with a reward, by task."""
+    finished: dict[str, _Sum] = {}
+    """Sums over all finished training trajectories, by task."""
     kept: _Sum = msgspec.field(default_factory=_Sum)
     results: _Sum = msgspec.field(default_factory=_Sum)
 
     def take(self, event: j.JournalEvent) -> None:
         if isinstance(event, j.RunResumed):
-            # The new controller has a clock of its own; its time follows that of the old one.
+            # The new controller has its own clock; its time follows that of the old one.
             self.offset = self.at - event.at
         self.at = event.at + self.offset
         handler = _HANDLERS.get(type(event))
@@ -256,7 +264,7 @@ class ReportFold(msgspec.Struct, kw_only=True):
             handler(self, event)
 
     def finish(self) -> Report:
-        """The figures at the end of the journal. The fold is used up."""
+        """Report at the end of the journal. The fold cannot be used afterwards."""
         for id in list(self.groups):
             self._settle(id)
         report = self.totals
@@ -270,7 +278,8 @@ class ReportFold(msgspec.Struct, kw_only=True):
         report.filtered = _sorted(report.filtered)
         report.wasted_tokens = {cause: tokens for cause, tokens in _sorted(report.wasted_tokens).items() if tokens}
         report.engines = {pool: len(places) for pool, places in sorted(self.engine_places.items())}
-        report.reward = {task: total.reward / total.count for task, total in sorted(self.rewards.items())}
+        report.reward = {task: total.reward / total.count for task, total in sorted(self.finished.items())}
+        report.kept_reward = {task: total.reward / total.count for task, total in sorted(self.rewards.items())}
         if self.syncs:
             report.suspended_s /= self.syncs
             report.exposed_s /= self.syncs
@@ -300,10 +309,11 @@ class ReportFold(msgspec.Struct, kw_only=True):
         self.started_at = self.at
 
     def _run_resumed(self, event: j.RunResumed) -> None:  # noqa: ARG002
-        self.totals.ended = ""
+        self.totals.ended, self.totals.stop = "", None
 
     def _run_ended(self, event: j.RunEnded) -> None:
         self.totals.steps, self.totals.ended = event.steps, event.reason or "done"
+        self.totals.stop = event.stop
         self.totals.seconds = self.at - self.started_at
 
     def _eval_ended(self, event: j.EvalEnded) -> None:
@@ -431,7 +441,7 @@ class ReportFold(msgspec.Struct, kw_only=True):
                 self.trajectories[member].trained = False
 
     def _checkpoint_saved(self, event: j.CheckpointSaved) -> None:
-        """What was final at the checkpoint before is settled: whatever it waited for has been reported since."""
+        """Settle what was final at the previous checkpoint: everything it waited for has been reported since."""
         for id, group in list(self.groups.items()):
             if group.final:
                 self._settle(id)
@@ -449,7 +459,7 @@ class ReportFold(msgspec.Struct, kw_only=True):
         for member in group.members:
             trajectory = self.trajectories.pop(member, None)
             if trajectory is None:
-                continue  # started twice, which the audit says
+                continue  # started twice, which the audit reports
             if trajectory.outcome is None:
                 self.totals.open_trajectories += 1
             else:
@@ -476,16 +486,18 @@ class ReportFold(msgspec.Struct, kw_only=True):
             self.rewards.setdefault(group.task, _Sum()).add(tokens, reward)
         if group.purpose is Purpose.TRAIN:
             self.results.add(tokens, reward)
+            if outcome in TRAINABLE:
+                self.finished.setdefault(group.task, _Sum()).add(tokens, reward)
             if trajectory.trained:
                 self.kept.add(tokens, reward)
 
 
 def _cause_of_waste(group: _Group, outcome: Outcome) -> str:
-    """A trajectory with a result is wasted by what became of its group."""
+    """A trajectory with a result is wasted by the outcome of its group."""
     if outcome not in TRAINABLE:
         return outcome.value
     if group.outcome is GroupOutcome.TRAINED:
-        # Trained and rolled back, or it finished when its group was complete without it.
+        # Trained and rolled back, or finished after its group was complete without it.
         return "rollback" if group.void else Outcome.REDUNDANT.value
     return "open" if group.outcome is None else group.outcome.value
 

@@ -1,41 +1,45 @@
-"""What happened in every step, from the journal as it grows: for metrics files and for whoever watches a run.
+"""Records of every step, from the journal as it grows: for metrics files and live views.
 
-What holds: every trained step gives one `StepRecord`, every evaluation one `EvalRecord`, in their order; what is
-counted in a step is what was journalled since the one before it. A step that was rolled back and trained again is told
-twice, as it happened.
+Invariants: every trained step gives one `StepRecord`, every evaluation one `EvalRecord`, in order; a step counts what
+was journalled since the previous one. A step that was rolled back and trained again gives two records.
 """
 
+import math
 from collections import Counter
 
 import msgspec
 
 from rollart.types import journal as j
+from rollart.types.ids import ClaimId, GroupId, TrajectoryId
+from rollart.types.trajectory import TRAINABLE, Purpose
 
 
 class StepRecord(msgspec.Struct, kw_only=True, tag="step"):
-    """One trained step. Times are seconds since the run began, by the controller's own clock."""
+    """One trained step. Times are seconds since the start of the run, by the controller's clock."""
 
     step: int
     at: float
     train_s: float
-    """From the claim's way to the trainer until it was trained."""
+    """From sending the claim to the trainer until it was trained."""
     rewards: dict[str, float] = {}
-    """Mean reward of the batch per task."""
+    """Mean reward per task of the training trajectories that finished between two claims (`FinishedRewards`)."""
+    kept_rewards: dict[str, float] = {}
+    """Mean reward per task of the batch."""
     staleness: list[int] = []
-    """Of the groups of the batch."""
+    """Staleness of the groups of the batch."""
     trajectories: int = 0
-    """In the batch."""
+    """Trajectories in the batch."""
     outcomes: dict[str, int] = {}
-    """Of the trajectories that ended since the step before."""
+    """Outcomes of the trajectories that ended since the previous step."""
     sampled_tokens: int = 0
     tokens_per_s: float = 0.0
     suspended_s: float = 0.0
-    """How long syncs suspended the engines."""
+    """Time for which syncs suspended the engines."""
     workers_lost: int = 0
     busy: dict[str, float] = {}
-    """Share of its time that each pool worked."""
+    """Share of time that each pool was busy."""
     metrics: dict[str, float] = {}
-    """The trainer's own."""
+    """Metrics of the trainer."""
 
 
 class EvalRecord(msgspec.Struct, kw_only=True, tag="eval"):
@@ -49,15 +53,58 @@ class EvalRecord(msgspec.Struct, kw_only=True, tag="eval"):
 Record = StepRecord | EvalRecord
 
 
+class FinishedRewards:
+    """Mean reward per task of the finished training trajectories, whatever the outcome of their groups.
+
+    A batch shows less: with dynamic sampling it excludes groups in which all rewards are equal, and so most rewards of
+    an agent that has learned its task. A trajectory counts for the first claim after its end: everything trained has
+    finished by then, even if the step overlaps with rollout.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[GroupId, str] = {}
+        """Task of every open training group."""
+        self._running: dict[TrajectoryId, str] = {}
+        self._rewards: dict[str, list[float]] = {}
+        """Rewards since the last claim, by task."""
+        self._claimed: dict[ClaimId, dict[str, list[float]]] = {}
+
+    def take(self, event: j.JournalEvent) -> None:
+        match event:
+            case j.GroupOpened() if event.purpose is Purpose.TRAIN:
+                self._groups[event.group] = event.task
+            case j.GroupEnded():
+                self._groups.pop(event.group, None)
+            case j.TrajectoryStarted() if event.group in self._groups:
+                self._running[event.trajectory] = self._groups[event.group]
+            case j.TrajectoryEnded():
+                task = self._running.pop(event.trajectory, None)
+                if task is not None and event.reward is not None and event.outcome in TRAINABLE:
+                    self._rewards.setdefault(task, []).append(event.reward)
+            case j.BatchClaimed():
+                self._claimed[event.claim], self._rewards = self._rewards, {}
+            case j.ClaimReturned():
+                for task, rewards in self._claimed.pop(event.claim, {}).items():
+                    self._rewards.setdefault(task, []).extend(rewards)
+            case _:
+                pass
+
+    def pop(self, claim: ClaimId) -> dict[str, float]:
+        """Means of a trained claim, by task in alphabetical order, without tasks where no trajectory finished."""
+        finished = self._claimed.pop(claim, {})
+        return {task: math.fsum(rewards) / len(rewards) for task, rewards in sorted(finished.items())}
+
+
 class StepFold:
-    """Takes a journal event by event and gives records as they become complete."""
+    """Consumes a journal event by event and returns records as they become complete."""
 
     def __init__(self) -> None:
         self._began_at = 0.0
         self._last_at = 0.0
         self._claims: dict[int, j.BatchClaimed] = {}
         self._complete: StepRecord | None = None
-        """Trained; where the time went comes in the events right after it."""
+        """Trained; its time use is in the events that follow."""
+        self._finished = FinishedRewards()
         self._outcomes: Counter[str] = Counter()
         self._sampled = 0
         self._suspended_s = 0.0
@@ -65,13 +112,14 @@ class StepFold:
 
     def take(self, event: j.JournalEvent) -> list[Record]:
         records = [] if isinstance(event, j.PoolTime) else self.finish()
+        self._finished.take(event)
         match event:
             case j.RunStarted() | j.RunResumed():
                 self._began_at = self._last_at = event.at
             case j.PoolTime() if self._complete is not None:
                 total = sum(event.seconds.values())
                 if total:
-                    self._complete.busy[event.pool] = event.seconds.get("busy", 0.0) / total
+                    self._complete.busy[event.pool] = event.seconds.get(j.TimeUse.BUSY, 0.0) / total
             case j.TurnEnded():
                 self._sampled += event.sampled
             case j.TrajectoryEnded():
@@ -102,7 +150,7 @@ class StepFold:
         return records
 
     def finish(self) -> list[Record]:
-        """The last step, if it was not given yet."""
+        """The last step, if it was not returned yet."""
         complete, self._complete = self._complete, None
         return [] if complete is None else [complete]
 
@@ -113,6 +161,7 @@ class StepFold:
             step=event.version.step,
             at=event.at - self._began_at,
             train_s=event.seconds,
+            rewards=self._finished.pop(event.claim),
             outcomes=dict(sorted(self._outcomes.items())),
             sampled_tokens=self._sampled,
             tokens_per_s=self._sampled / seconds if seconds > 0 else 0.0,
@@ -122,7 +171,7 @@ class StepFold:
             metrics=dict(event.metrics),
         )
         if claim is not None:
-            record.rewards = dict(claim.rewards)
+            record.kept_rewards = dict(claim.rewards)
             record.staleness = list(claim.staleness)
             record.trajectories = len(claim.trajectories)
         self._last_at = event.at

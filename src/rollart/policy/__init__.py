@@ -1,1 +1,1 @@
-"""Pure decisions: no task, no client, no clock, no randomness. `now` is passed in, the next wake-up is returned."""
+"""Pure decisions: no tasks, clients, clocks or randomness. `now` is an argument; the next wake-up is a return value."""

@@ -1,7 +1,7 @@
-"""The batch-level environment barrier of `sync`: nobody takes the next turn before everybody has arrived.
+"""Batch-level environment barrier of `sync`: no member takes its next turn before all members have arrived.
 
-Every member is either away (generating, in its environment) or waiting; the barrier opens when none is away. A member
-that ends leaves, which may open it. So it never waits for somebody who is gone.
+Every member is either away (generating, or in its environment) or waiting; the barrier opens when none is away. A
+member that ends leaves the barrier, which may open it, so the barrier never waits for a member that is gone.
 """
 
 from collections.abc import Hashable
@@ -11,7 +11,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class TurnBarrier(Generic[K]):
-    """Insertion order decides the order of release."""
+    """Barrier that releases its members in insertion order."""
 
     def __init__(self) -> None:
         self._away: dict[K, None] = {}
@@ -22,17 +22,17 @@ class TurnBarrier(Generic[K]):
         return len(self._waiting)
 
     def join(self, member: K) -> None:
-        """A new member, away until it first arrives."""
+        """Add a member, away until it first arrives."""
         self._away[member] = None
 
     def arrive(self, member: K) -> list[K]:
-        """The member waits from here on. Gives those that go on now: nobody, or everybody."""
+        """Mark the member as waiting. Returns the members to release now: none or all."""
         del self._away[member]
         self._waiting[member] = None
         return self._open()
 
     def leave(self, member: K) -> list[K]:
-        """The member is gone, wherever it was. Gives those that go on now."""
+        """Remove the member, away or waiting. Returns the members to release now."""
         self._away.pop(member, None)
         self._waiting.pop(member, None)
         return self._open()

@@ -1,8 +1,8 @@
-"""When a task itself is to blame: its code is wrong, and no retry, back-off or other worker will mend that.
+"""Detection of broken tasks: the task's own code is wrong, and no retry, back-off or other worker will help.
 
-What failed in a way that says so is counted by part (an environment slot, a reward question) since anything of the task
-last succeeded. One part proves nothing, because what the agent said may have led there; when all parts have failed and
-nothing has succeeded in between, it is the task.
+Failures that point at the task are counted per part (an environment slot, a reward request) since the task's last
+success. A single failing part proves nothing, because the agent's own actions may have caused it; once all parts have
+failed without a success in between, the task is to blame.
 
     >>> blame = Blame()
     >>> [blame.failed("maze", slot, parts=3) for slot in ("slot 0", "slot 0", "slot 1", "slot 2")]
@@ -10,11 +10,11 @@ nothing has succeeded in between, it is the task.
 """
 
 LEAST_FAILURES = 3
-"""A task with one or two environments has so many tries."""
+"""Minimum number of failures before a task is blamed; matters for tasks with one or two environments."""
 
 
 class Blame:
-    """Failures of every task since its last success."""
+    """Failures per task since its last success."""
 
     def __init__(self) -> None:
         self._failures: dict[str, dict[str, int]] = {}
@@ -23,7 +23,7 @@ class Blame:
         self._failures.pop(task, None)
 
     def failed(self, task: str, part: str, parts: int) -> bool:
-        """A part failed in a way that blames the task; whether all `parts` have by now."""
+        """Record a failure that points at the task; returns whether all `parts` have failed by now."""
         failures = self._failures.setdefault(task, {})
         failures[part] = failures.get(part, 0) + 1
         return len(failures) >= parts and sum(failures.values()) >= LEAST_FAILURES

@@ -1,8 +1,8 @@
 """Ready groups and claims.
 
-A group enters once it is complete and accepted and leaves by exactly one door: trained (its claim ended in a step),
-evicted as stale, or dropped (redundant, cancelled). A claim takes whole groups, those of the oldest weights first: they
-are the next to go stale. It ends in `trained` or is `returned`, which puts its groups back where they were.
+A group enters when it is complete and accepted, and leaves in exactly one way: trained (its claim ended in a step),
+evicted as stale, or dropped (redundant, cancelled). A claim takes whole groups, oldest weights first because those go
+stale next. It ends in `trained` or `returned`; the latter puts its groups back in their old order.
 """
 
 from collections.abc import Mapping
@@ -24,13 +24,13 @@ class ReadyGroup:
 
 
 class BufferBook:
-    """Groups by task in the order in which they became ready, and the claims that are out."""
+    """Ready groups by task, in the order in which they became ready, and the open claims."""
 
     def __init__(self) -> None:
         self._ready: dict[str, dict[GroupId, ReadyGroup]] = {}
         self._claims: dict[ClaimId, list[ReadyGroup]] = {}
         self._places: dict[GroupId, int] = {}
-        """Where every group that is ready or claimed stands in the order."""
+        """Arrival number of every ready or claimed group."""
         self._added = 0
 
     def counts(self) -> dict[str, int]:
@@ -40,7 +40,7 @@ class BufferBook:
         return [group for groups in self._ready.values() for group in groups.values()]
 
     def claims(self) -> list[ClaimId]:
-        """Claims that neither ended in a step nor were returned."""
+        """Open claims: neither trained nor returned."""
         return list(self._claims)
 
     def add(self, group: ReadyGroup) -> None:
@@ -49,20 +49,20 @@ class BufferBook:
         self._ready.setdefault(group.task, {})[group.id] = group
 
     def stale(self, bound: StalenessBound, served: Version) -> list[ReadyGroup]:
-        """Groups that may no longer be claimed at `served`."""
+        """Groups too stale to be claimed at `served`."""
         return [group for group in self.ready() if bound.violated(served, group.oldest)]
 
     def remove(self, group: ReadyGroup) -> None:
-        """The group leaves without being trained."""
+        """Remove a group that will not be trained."""
         del self._ready[group.task][group.id]
         del self._places[group.id]
 
     def replace(self, group: ReadyGroup) -> None:
-        """The group changed in place (a member was masked)."""
+        """Update a ready group in place (a member was masked)."""
         self._ready[group.task][group.id] = group
 
     def claim(self, id: ClaimId, need: Mapping[str, int], bound: StalenessBound, served: Version) -> list[ReadyGroup]:
-        """Take the batch: of every task the groups of the oldest weights, of equals those that were ready first."""
+        """Claim a batch: for every task the groups with the oldest weights, ties in order of arrival."""
         taken: list[ReadyGroup] = []
         for task, count in need.items():
             groups = sorted(self._ready.get(task, {}).values(), key=lambda group: group.oldest.step)[:count]
@@ -78,14 +78,14 @@ class BufferBook:
         return taken
 
     def trained(self, id: ClaimId) -> list[ReadyGroup]:
-        """The claim ended in a step; its groups are gone for good."""
+        """End a claim whose step was made; its groups leave the buffer for good."""
         groups = self._claims.pop(id)
         for group in groups:
             del self._places[group.id]
         return groups
 
     def returned(self, id: ClaimId) -> list[ReadyGroup]:
-        """The claim came to nothing; its groups are ready again, before those that came later."""
+        """End a claim without a step; its groups are ready again, ahead of later arrivals."""
         groups = self._claims.pop(id)
         for task in {group.task: None for group in groups}:
             ready = [*self._ready[task].values(), *(group for group in groups if group.task == task)]

@@ -1,29 +1,28 @@
 """Open groups: which members to start, keep, replace and stop.
 
-A group wants `size` members that end with a result. It starts `extra` more than it needs, replaces those that fail, and
-once `size` have a result the rest is redundant. Every started member leaves by exactly one door, `member_ended`; every
-opened group leaves the book exactly once, by `complete`, `give_up` or `close`.
+A group needs `size` members that end with a result. It starts `extra` more than that, replaces members that fail, and
+once `size` members have a result the rest are redundant. Every started member leaves exactly once, by `member_ended`;
+every opened group leaves the book exactly once, by `close`.
 
-    open ─ start … member_ended ─┬─ size results ──► complete: its kept members go to the buffer
-                                 ├─ too many failed ─► give_up (failed)
-                                 └─ stale, redundant, cancelled ─► close
+    open ─ start … member_ended ─┬─ `complete`: enough results; its kept members go to the buffer ─┬─► close
+                                 ├─ `hopeless`: too many failed                                   ─┤
+                                 └─ stale, redundant, cancelled                                   ─┘
 """
 
 from dataclasses import dataclass, field
 
 from rollart.types.errors import InvariantBroken
 from rollart.types.ids import GroupId, TrajectoryId
-from rollart.types.trajectory import TRAINABLE, Outcome, Purpose, Ticket
+from rollart.types.trajectory import FAILURES, TRAINABLE, Outcome, Purpose, Ticket
 from rollart.types.versions import Version
 
-FAILURES = frozenset({Outcome.ENV_FAILED, Outcome.ENGINE_FAILED, Outcome.REWARD_FAILED})
 MAX_PROMPT_ATTEMPTS = 3
-"""A prompt whose groups failed this often is set aside: the fault is likely its own."""
+"""Failed groups after which a prompt is set aside, because the prompt itself is likely at fault."""
 
 
 @dataclass(slots=True)
 class OpenGroup:
-    """A group in the making."""
+    """A group in progress."""
 
     id: GroupId
     task: str
@@ -33,20 +32,20 @@ class OpenGroup:
     extra: int
     next_member: int
     running: dict[TrajectoryId, Version | None] = field(default_factory=dict)
-    """Started and not ended, with the version of the first token."""
+    """Members started and not ended, with the version of their first token."""
     kept: dict[TrajectoryId, Version | None] = field(default_factory=dict)
-    """Ended with a result, in the order of their ends. Masked members have no version: they do not age the group."""
+    """Members with a result, in the order in which they ended. Masked ones have no version: they do not age it."""
     masked: set[TrajectoryId] = field(default_factory=set)
     failed: int = 0
 
     @property
     def wanted(self) -> int:
-        """Members to start now."""
+        """Number of members to start now."""
         return max(0, self.size + self.extra - len(self.running) - len(self.kept))
 
     @property
     def oldest(self) -> Version | None:
-        """The first version of the oldest member; None while nobody has a token."""
+        """First version of the oldest member; None while no member has a token."""
         versions = [*filter(None, self.running.values()), *filter(None, self.kept.values())]
         return min(versions, default=None)
 
@@ -56,7 +55,7 @@ class OpenGroup:
 
     @property
     def hopeless(self) -> bool:
-        """So many members failed that the prompt, not chance, must be to blame."""
+        """Whether so many members failed that the prompt, not chance, must be to blame."""
         return self.failed > 2 * self.size + 2
 
     def requeued(self, *, failed: bool) -> Ticket:
@@ -71,9 +70,6 @@ class GroupBook:
         self._groups: dict[GroupId, OpenGroup] = {}
         self._short: dict[str, dict[GroupId, None]] = {}
         self._open_by_task: dict[str, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._groups)
 
     def __contains__(self, group: GroupId) -> bool:
         return group in self._groups
@@ -98,12 +94,12 @@ class GroupBook:
         return group
 
     def short_of_members(self, task: str) -> OpenGroup | None:
-        """The oldest group of a task that wants another member; ids grow from opening to opening."""
+        """The oldest group of a task that needs another member; ids grow in the order of opening."""
         short = self._short.get(task)
         return self._groups[min(short)] if short else None
 
     def member_started(self, group: GroupId, trajectory: TrajectoryId) -> int:
-        """A member of the group starts; gives its number."""
+        """Record the start of a member; returns its number within the group."""
         entry = self._groups[group]
         entry.running[trajectory] = None
         number = entry.next_member
@@ -112,7 +108,7 @@ class GroupBook:
         return number
 
     def first_token(self, group: GroupId, trajectory: TrajectoryId, version: Version) -> None:
-        """A running member has its first token: from here on it ages, unless it is masked. May be told twice."""
+        """Record the first token of a running member, which ages from here on unless masked. Idempotent."""
         entry = self._groups[group]
         if trajectory not in entry.running:
             raise InvariantBroken(f"trajectory {trajectory} of group {group} has a token, but does not run")
@@ -120,7 +116,7 @@ class GroupBook:
             entry.running[trajectory] = version
 
     def masked(self, group: GroupId, trajectory: TrajectoryId) -> None:
-        """A member's tokens will not be trained: it no longer ages the group."""
+        """Exclude a member's tokens from training; it no longer ages the group."""
         entry = self._groups[group]
         entry.masked.add(trajectory)
         for members in (entry.running, entry.kept):
@@ -128,7 +124,7 @@ class GroupBook:
                 members[trajectory] = None
 
     def member_ended(self, group: GroupId, trajectory: TrajectoryId, outcome: Outcome) -> OpenGroup:
-        """A member ended; kept if it has a result and a result is still wanted."""
+        """Record the end of a member; it is kept if it has a result and the group still needs one."""
         entry = self._groups[group]
         if trajectory not in entry.running:
             raise InvariantBroken(f"trajectory {trajectory} of group {group} ended twice, or was never started")
@@ -141,7 +137,7 @@ class GroupBook:
         return entry
 
     def close(self, group: GroupId) -> OpenGroup:
-        """The group leaves the book. The caller stops those still running; nobody is started for it again."""
+        """Remove the group from the book. The caller cancels running members; no new ones are started."""
         entry = self._groups.pop(group)
         self._short.get(entry.task, {}).pop(group, None)
         self._count(entry, -1)

@@ -1,7 +1,7 @@
-"""Retry, back-off and quarantine of the parts that fail: environment slots, engines, reward calls.
+"""Retry, back-off and quarantine of parts that fail: environment slots, engines, reward calls.
 
-A part is named by its place (`environment/frozenlake/0#3`, `engine/H20/0`), not by its incarnation, or by the
-idempotency key of a call (a reward's), so that its history survives a restart.
+A part is identified by its place (`environment/frozenlake/0#3`, `engine/H20/0`) rather than its incarnation, or by the
+idempotency key of a call (rewards), so that its history survives a restart.
 
     healthy ──failed──► backing off ──`failures` within `window_s`──► quarantined ──until──► on probation
        ▲                    │ ▲                                          ▲    │                  │    │
@@ -11,33 +11,42 @@ idempotency key of a call (a reward's), so that its history survives a restart.
        └───────────────────────────succeeded─────────────────────────────┼───────────────────────┘    │
                                                                          └───────────failed───────────┘
 
-What always holds:
+A verdict carries the time until which the caller must leave the part alone. Invariants:
 
-- The n-th failure in a row waits no less than the one before it, and never longer than the back-off's `max_s`.
-- A part in back-off or in quarantine is not available before the time that its verdict named, and is at that time.
-- On probation one failure is enough for the next, longer quarantine; work that was under way when the quarantine began
-  is part of the same incident and counts no further.
-- A part that was given up is never available again.
-- A part that succeeds after a whole window without failure is as good as new: its past is forgotten, quarantines too.
+- Each consecutive failure waits at least as long as the one before it, jitter aside, and never longer than the
+  back-off's `max_s`. Jitter only shortens delays, so every bound computed from full delays also holds with jitter.
+- On probation one failure is enough for the next, longer quarantine; work that was in flight when the quarantine began
+  belongs to the same incident and is not counted again.
+- A part that was given up stays given up.
+- A part that succeeds after a full window without failures is healthy again; its history, quarantines included, is
+  forgotten.
+- The same run seed gives the same verdicts.
 
-A worked example with `ENVIRONMENT` (back-off 1, 2, 4 … s; 3 failures within 300 s → quarantine of 60, 120 … s):
+A worked example (back-off 1, 2, 4 … s; 3 failures within 300 s → quarantine of 60, 120 … s):
 
     t=0 failed → Retry(at=1)    t=1 failed → Retry(at=3)    t=3 failed → Quarantine(until=63)
-    t=63 available for a probe; fails → Quarantine(until=183); at t=183 the probe succeeds → healthy
+    t=63 a probe fails → Quarantine(until=183); at t=183 the probe succeeds → healthy
 
-    >>> book = HealthBook(ENVIRONMENT)
-    >>> [book.failed("slot", now, "no image").__class__.__name__ for now in (0.0, 1.0, 3.0)]
-    ['Retry', 'Retry', 'Quarantine']
-    >>> book.available("slot", 62.9), book.next_wake(3.0), book.available("slot", 63.0)
-    (False, 63.0, True)
+    >>> limits = msgspec.structs.replace(ENVIRONMENT, backoff=Backoff(base_s=1.0, max_s=60.0))
+    >>> book = HealthBook(limits, seed=0)
+    >>> book.failed("slot", 0.0, "no image"), book.failed("slot", 1.0, "no image")
+    (Retry(at=1.0, attempt=1), Retry(at=3.0, attempt=2))
+    >>> book.failed("slot", 3.0, "no image")
+    Quarantine(until=63.0, failures=3)
+
+`ENVIRONMENT` itself has jitter, so slots that failed together come back one by one.
+
+    >>> book = HealthBook(ENVIRONMENT, seed=0)
+    >>> [round(book.failed(f"slot {index}", 0.0, "no image").at, 2) for index in range(4)]
+    [0.7, 0.97, 0.97, 0.85]
 """
 
-import heapq
 import math
 from collections import deque
 
 import msgspec
 
+from rollart.policy.seeds import uniform
 from rollart.types.errors import RequestError
 
 
@@ -48,14 +57,14 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
     factor: float = 2.0
     max_s: float
     jitter: float = 0.0
-    """The share of a delay that chance may take off, so that what failed together does not come back together."""
+    """Maximum share of a delay that is removed at random, so that parts that failed together do not retry together."""
 
     def __post_init__(self) -> None:
         if not (0.0 <= self.base_s <= self.max_s and self.factor >= 1.0 and 0.0 <= self.jitter <= 1.0):
             raise RequestError(f"a back-off needs 0 <= base_s <= max_s, factor >= 1 and 0 <= jitter <= 1, got {self}")
 
-    def delay(self, attempt: int, uniform: float = 0.0) -> float:
-        """Seconds to wait after the `attempt`-th failure (from 1). `uniform`, from [0, 1), is the caller's chance.
+    def delay(self, attempt: int, chance: float = 0.0) -> float:
+        """Seconds to wait after the `attempt`-th failure (from 1). `chance` in [0, 1) decides the jitter.
 
         >>> [Backoff(base_s=1, max_s=5).delay(attempt) for attempt in (1, 2, 3, 4)]
         [1.0, 2.0, 4.0, 5.0]
@@ -64,21 +73,21 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
             whole_s = min(self.base_s * self.factor ** (attempt - 1), self.max_s)
         except OverflowError:
             whole_s = self.max_s
-        return whole_s * (1.0 - self.jitter * uniform)
+        return whole_s * (1.0 - self.jitter * chance)
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """When to wait, for how long, and when to give up."""
+    """When to back off, for how long, and when to give up."""
 
     backoff: Backoff
     failures: int
-    """This many failures within `window_s` end the retries."""
+    """Failures within `window_s` after which retries end."""
     window_s: float
     in_a_row: float = math.inf
-    """This many failures without a success between them do too, however long they take."""
+    """Consecutive failures, over any span of time, after which retries end."""
     quarantine: Backoff = Backoff(base_s=60.0, max_s=1800.0)
     quarantines: int = 0
-    """How many quarantines a part gets before it is given up; 0: given up instead of the first one."""
+    """Quarantines before a part is given up; 0 = it is given up instead of being quarantined."""
 
     def __post_init__(self) -> None:
         if self.failures < 1 or self.quarantines < 0 or not self.window_s > 0.0:
@@ -92,36 +101,37 @@ ENVIRONMENT = Limits(
     quarantine=Backoff(base_s=60.0, max_s=300.0),
     quarantines=1_000_000,
 )
-"""A slot of an environment worker: retried with back-off, then quarantined, longer each time, five minutes at the most.
-Never removed: an environment that fails now and then would lose all its slots in a long run, one after another."""
+"""Slots of environment workers: retried with back-off, then quarantined for longer each time, up to five minutes. Never
+removed: an environment with occasional failures would lose all its slots, one by one, in a long run."""
 
-ENGINE = Limits(backoff=Backoff(base_s=1.0, max_s=30.0), failures=2, window_s=600.0)
-"""An engine's place: restarted in place; when the failure repeats within ten minutes, removed."""
+ENGINE = Limits(backoff=Backoff(base_s=1.0, max_s=30.0), failures=2, window_s=600.0, in_a_row=2)
+"""Engines: restarted in place; removed if the failure repeats within ten minutes, or before the engine has served again
+(a start may take longer than the window)."""
 
 WORKER = Limits(backoff=Backoff(base_s=1.0, max_s=60.0), failures=6, window_s=600.0, in_a_row=6)
-"""The place of an environment, reward or trainer worker: restarted; given up at six deaths in ten minutes, or at six
-without anything done between them."""
+"""Environment, reward and trainer workers: restarted; given up after six deaths in ten minutes, or six in a row without
+any completed work."""
 
 REWARD = Limits(backoff=Backoff(base_s=0.5, max_s=30.0, jitter=0.5), failures=5, window_s=math.inf)
-"""One reward question, by its idempotency key: asked up to five times, then the trajectory is `reward_failed`."""
+"""One reward request, by idempotency key: up to five attempts, then the trajectory is `reward_failed`."""
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """Try again, at `at` or later. `attempt` counts the failures in a row."""
+    """Retry at `at` or later. `attempt` counts consecutive failures."""
 
     at: float
     attempt: int
 
 
 class Quarantine(msgspec.Struct, frozen=True):
-    """No work until `until`, then one probe. `failures` is how many brought it here."""
+    """No work until `until`, then one probe. `failures` is the number of failures that led to it."""
 
     until: float
     failures: int
 
 
 class GiveUp(msgspec.Struct, frozen=True):
-    """Removed for good, with the reason of the failure that was one too many."""
+    """Remove the part for good; `reason` is that of the last failure."""
 
     reason: str
 
@@ -130,48 +140,32 @@ Verdict = Retry | Quarantine | GiveUp
 
 
 class _Part:
-    """The past of a part that failed."""
+    """History of a part that failed."""
 
-    __slots__ = ("available_at", "failed_at", "given_up", "in_a_row", "probing", "quarantine", "quarantines", "recent")
+    __slots__ = ("failed_at", "given_up", "in_a_row", "quarantine", "quarantines", "recent")
 
     def __init__(self) -> None:
         self.in_a_row = 0
         self.recent: deque[float] = deque()
-        """When it failed since the last quarantine, oldest first; never more than `Limits.failures`."""
+        """Times of the failures since the last quarantine, oldest first; at most `Limits.failures`."""
         self.failed_at = 0.0
-        self.available_at = 0.0
         self.quarantines = 0
         self.quarantine: Quarantine | None = None
-        """The quarantine that it is in or, once that is over, on probation from."""
-        self.probing = False
+        """The current quarantine or, once it is over, the one that the part is on probation from."""
         self.given_up: GiveUp | None = None
 
 
 class HealthBook:
-    """The health of all parts of one kind. A part without failures takes no memory."""
+    """Health of all parts of one kind. Parts without failures take no memory."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, seed: int) -> None:
         self._limits = limits
+        self._seed = seed
+        """Seed of the run, from which jitter is drawn."""
         self._parts: dict[str, _Part] = {}
-        # One entry per waiting time that was ever given; those overtaken by later news are dropped when they surface.
-        self._wakes: list[tuple[float, str]] = []
 
-    def available(self, part: str, now: float) -> bool:
-        """Whether the part may get work."""
-        known = self._parts.get(part)
-        return known is None or (known.given_up is None and not known.probing and now >= known.available_at)
-
-    def started(self, part: str) -> None:
-        """The part got work. On probation that is its one probe: it gets no more until this has ended.
-
-        Only needed for parts that take several pieces of work at a time.
-        """
-        known = self._parts.get(part)
-        if known is not None and known.quarantine is not None:
-            known.probing = True
-
-    def failed(self, part: str, now: float, reason: str, uniform: float = 0.0) -> Verdict:
-        """The part failed; what now? `uniform` from [0, 1) spreads retries (see `Backoff.delay`)."""
+    def failed(self, part: str, now: float, reason: str) -> Verdict:
+        """Record a failure and decide what to do."""
         limits = self._limits
         known = self._parts.setdefault(part, _Part())
         if known.given_up is not None:
@@ -180,25 +174,24 @@ class HealthBook:
         if known.quarantine is not None and now < known.quarantine.until:
             return known.quarantine
         known.failed_at = now
-        known.probing = False
         known.in_a_row += 1
         known.recent.append(now)
         while now - known.recent[0] >= limits.window_s:
             known.recent.popleft()
+        chance = uniform(self._seed, part, known.in_a_row)
         if not on_probation and len(known.recent) < limits.failures and known.in_a_row < limits.in_a_row:
-            self._wait(part, known, now + limits.backoff.delay(known.in_a_row, uniform))
-            return Retry(known.available_at, known.in_a_row)
+            return Retry(now + limits.backoff.delay(known.in_a_row, chance), known.in_a_row)
         if known.quarantines >= limits.quarantines:
             known.given_up = GiveUp(reason)
             return known.given_up
         known.quarantines += 1
-        self._wait(part, known, now + limits.quarantine.delay(known.quarantines, uniform))
-        known.quarantine = Quarantine(known.available_at, len(known.recent))
+        until = now + limits.quarantine.delay(known.quarantines, chance)
+        known.quarantine = Quarantine(until, len(known.recent))
         known.recent.clear()
         return known.quarantine
 
     def succeeded(self, part: str, now: float) -> None:
-        """The part did its work. Late news of a part in quarantine or given up changes nothing."""
+        """Record a success. Late results of a quarantined or given-up part change nothing."""
         known = self._parts.get(part)
         if known is None or known.given_up is not None:
             return
@@ -206,31 +199,9 @@ class HealthBook:
             return
         known.in_a_row = 0
         known.quarantine = None
-        known.probing = False
         if now - known.failed_at >= self._limits.window_s:
             del self._parts[part]
 
     def forget(self, part: str) -> None:
-        """The part is no more and its name will not come back (a reward that arrived, a slot taken down)."""
+        """Forget a part whose name will not return (a reward that arrived, a slot that was taken down)."""
         self._parts.pop(part, None)
-
-    def next_wake(self, now: float) -> float | None:
-        """The next time after `now` at which a part becomes available, None if there is none. `now` never goes back."""
-        while self._wakes:
-            at, part = self._wakes[0]
-            known = self._parts.get(part)
-            if at > now and known is not None and known.given_up is None and known.available_at == at:
-                return at
-            heapq.heappop(self._wakes)
-        return None
-
-    def _wait(self, part: str, known: _Part, until: float) -> None:
-        known.available_at = until
-        heapq.heappush(self._wakes, (until, part))
-        if len(self._wakes) > 2 * len(self._parts) + _SLACK:
-            self._wakes = [(other.available_at, name) for name, other in self._parts.items()]
-            heapq.heapify(self._wakes)
-
-
-_SLACK = 64
-"""Overtaken entries that are not worth a clean-up."""

@@ -1,13 +1,13 @@
-"""The lineage of a run, folded from its journal: which prompts are settled, and what has to be done again.
+"""Lineage of a run, folded from its journal: which prompts are settled and which must be processed again.
 
     taken ─► waiting ─► in flight ─┬─ trained at step s ── a checkpoint of s or later ──► settled
                 ▲                  ├─ queued again ─► waiting
                 │                  └─ spent (filtered, or set aside after too many failures)
                 └── a roll-back to a step before s ──┘
 
-A step counts in the surviving lineage only once a checkpoint holds it; until then the fold remembers whose prompts it
+A step belongs to the surviving lineage only once a checkpoint holds it; until then the fold remembers which prompts it
 consumed. The controller folds its own events as it writes them, and a resume folds the same events from the last
-snapshot on: what a new controller knows is exactly what the old one knew.
+snapshot on, so a new controller has exactly the state of the old one.
 """
 
 import copy
@@ -23,7 +23,7 @@ from rollart.types.trajectory import GroupOutcome, Purpose, Ticket
 
 
 class Lineage:
-    """See the module. `apply` takes every event of the run, in order."""
+    """Fold described in the module docstring. `apply` takes every event of the run, in order."""
 
     def __init__(self, state: RunState | None = None) -> None:
         state = state or RunState()
@@ -60,7 +60,7 @@ class Lineage:
             handler(event)
 
     def state(self) -> RunState:
-        """The fold as a value."""
+        """The state as an immutable value."""
         return RunState(
             epoch=self.epoch,
             step=self.step,
@@ -71,14 +71,14 @@ class Lineage:
             cursors=dict(self._cursors),
             waiting=tuple(self._waiting.values()),
             groups=tuple(self._groups.values()),
-            # They change in place: this is by far the most frequent event.
+            # Copied because trajectories change in place: theirs is by far the most frequent event.
             trajectories=tuple(map(copy.copy, self._trajectories.values())),
             claims=tuple(self._claims.values()),
             trained=tuple(self._trained.values()),
         )
 
     def trained_after(self, step: int) -> list[TrainedGroup]:
-        """What a roll-back to `step` makes void, in the order in which it was trained."""
+        """Groups that a roll-back to `step` voids, in the order in which they were trained."""
         return [entry for entry in self._trained.values() if entry.step > step]
 
     def _prompt_taken(self, event: j.PromptTaken) -> None:
@@ -149,7 +149,7 @@ class Lineage:
         self._trained = {group: entry for group, entry in self._trained.items() if entry.step > event.version.step}
 
     def _rolled_back(self, event: j.RolledBack) -> None:
-        """What was trained after the step waits again, before everything else."""
+        """Queue everything trained after the step again, ahead of all other prompts."""
         void = self.trained_after(event.step)
         for entry in void:
             del self._trained[entry.group]

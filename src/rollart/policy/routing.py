@@ -1,17 +1,17 @@
 """Hardware-affinity routing: which engine takes a trajectory's next turn.
 
-A task prefers a hardware class (many turns: a compute-optimised one; long answers: a bandwidth-optimised one) and names
-the classes that it can fall back to. Inside a class the least loaded engine wins, where load = requests in flight /
-slots, and ties go to the engine that joined first.
+A task prefers a hardware class (many turns: a compute-optimised one; long answers: a bandwidth-optimised one) and lists
+the classes that it can fall back to. Within a class the least loaded engine wins, where load = requests in flight /
+slots; ties go to the engine that joined first.
 
-What always holds:
+Invariants:
 
-- A trajectory stays where its KV cache is: it moves only when its engine is out of service or older than its last
-  token, and back from a fallback to its preferred class.
+- A trajectory stays with its KV cache: it moves only if its engine is out of service or older than its last token, and
+  back from a fallback to its preferred class.
 - It is never placed on an engine that serves no weights, that left, or that is older than its last token.
 - A new placement is in the preferred class whenever that class has an engine below the high watermark. It falls back
-  only to something less loaded, and comes back only when the preferred class has an engine below the low watermark:
-  between the two watermarks nothing moves, so nothing flaps.
+  only to a less loaded engine, and returns only when the preferred class has an engine below the low watermark:
+  between the two watermarks nothing moves, so placements do not flap.
 - Requests in flight at an engine = started − ended, also while it is out of service and after it came back.
 
 A worked example: FrozenLake prefers H800 (one engine of 8 slots) and may fall back to H20 (one engine of 8 slots).
@@ -19,7 +19,7 @@ A worked example: FrozenLake prefers H800 (one engine of 8 slots) and may fall b
     in flight at H800    what happens
     15 (1.875)           a new trajectory goes to H800, reason ''
     16 (2.0, high)       a new one goes to H20, reason 'H800 overloaded'
-    8  (1.0, low)        its next turn stays on H20, and so does its KV
+    8  (1.0, low)        its next turn stays on H20, with its KV
     7  (0.875)           its next turn goes to H800, reason 'H800 available again'; from then on it stays there
 
     >>> from rollart.types.ids import TrajectoryId, WorkerId
@@ -43,7 +43,7 @@ from rollart.types.versions import Version
 
 
 class TaskAffinity(msgspec.Struct, frozen=True):
-    """Where a task's turns should run.
+    """Hardware classes for a task's turns.
 
     `preferred` None means no affinity: the least loaded engine of the classes in `fallback`, or of all if it is empty.
     """
@@ -53,32 +53,30 @@ class TaskAffinity(msgspec.Struct, frozen=True):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Where a turn runs. `prefill` and `decode` are the same engine until there is a prefill/decode split.
+    """Engine for a turn. `prefill` and `decode` are the same engine until there is a prefill/decode split.
 
-    `reason` says why the turn is not simply in its preferred class: `H800 missing`, `H800 too old` (its engines serve
-    weights older than the trajectory's last token), `H800 overloaded`; or, once, `H800 available again`.
-    `moved`: the previous turn ran on another engine, so the KV cache has to be computed again.
+    `reason` explains a placement outside the preferred class: `H800 missing`, `H800 too old` (its engines serve weights
+    older than the trajectory's last token) or `H800 overloaded`; and, once, the way back: `H800 available again`.
     """
 
     prefill: WorkerId
     decode: WorkerId
     hardware: str
     reason: str = ""
-    moved: bool = False
 
 
 NO_AFFINITY = TaskAffinity()
 
 
 class _Home(NamedTuple):
-    """Where a trajectory's KV is, and the preferred class that it is away from, if any."""
+    """Location of a trajectory's KV cache, and the preferred class if it is elsewhere."""
 
     placement: Placement
     away_from: "_Pool | None"
 
 
 class _Engine:
-    """What the router knows of one engine. `version` is None while it is not in service."""
+    """Router state of one engine. `version` is None while it is not in service."""
 
     __slots__ = ("home", "in_flight", "load", "order", "pool", "queued", "slots", "version", "worker")
 
@@ -86,26 +84,26 @@ class _Engine:
         self.worker = worker
         self.pool = pool
         self.home = _Home(Placement(worker, worker, pool.name), None)
-        """Of all trajectories that are here and away from nowhere: one for all of them."""
+        """Shared placement of trajectories on their preferred class."""
         self.slots = slots
         self.order = 0
         self.version: Version | None = None
         self.in_flight = 0
         self.load = 0.0
         self.queued: float | None = None
-        """Its place in the pool's queue: its load or less; None while it is not in service."""
+        """Its key in the pool's queue, at most its load; None while it is not in service."""
 
     def takes(self, at_least: Version | None) -> bool:
         return self.version is not None and (at_least is None or self.version >= at_least)
 
 
 class _Pool:
-    """The engines of one hardware class, in the order in which they joined.
+    """Engines of one hardware class, in the order in which they joined.
 
-    `spare` counts those in service and below the low watermark, so that a trajectory in a fallback class learns in one
-    look, at every turn, that there is no way back yet. `_queue` is a heap of those in service by load, then by order:
-    an engine whose load has grown since is put where it belongs when it comes up. So whoever is placed looks at a few
-    engines and not at a thousand.
+    `spare` counts those in service and below the low watermark, so that a trajectory in a fallback class can check in
+    O(1), at every turn, whether it can return. `_queue` is a heap of those in service by load, then by order of
+    joining; an entry whose engine's load has grown is moved when it reaches the top. So a placement inspects a few
+    engines rather than a thousand.
     """
 
     __slots__ = ("_queue", "engines", "name", "spare")
@@ -117,18 +115,18 @@ class _Pool:
         self._queue: list[tuple[float, int, _Engine]] = []
 
     def offer(self, engine: _Engine) -> None:
-        """The engine, which is in service, has less to do than before, or is new here."""
+        """Queue an engine in service that is new or whose load has dropped."""
         if engine.queued is None or engine.load < engine.queued:
             engine.queued = engine.load
             heapq.heappush(self._queue, (engine.load, engine.order, engine))
 
     def least_loaded(self, at_least: Version | None) -> _Engine | None:
-        """The engine with the least load that can take a turn after `at_least`; of equals the one that joined first."""
+        """The least loaded engine that can take a turn after `at_least`; ties go to the one that joined first."""
         queue = self._queue
         while queue:
             load, order, engine = queue[0]
             if load != engine.queued or order != engine.order:
-                heapq.heappop(queue)  # it left, or was offered again with less
+                heapq.heappop(queue)  # stale: it left, or was queued again with less load
             elif load != engine.load:
                 engine.queued = engine.load
                 heapq.heapreplace(queue, (engine.load, order, engine))
@@ -139,7 +137,7 @@ class _Pool:
         return None
 
     def _look_through(self, at_least: Version | None) -> _Engine | None:
-        """While engines of several versions serve, the least loaded one may be too old."""
+        """Linear scan, for when several versions are in service and the least loaded engine may be too old."""
         best: _Engine | None = None
         for engine in self.engines.values():
             if (best is None or engine.load < best.load) and engine.takes(at_least):
@@ -148,10 +146,10 @@ class _Pool:
 
 
 class Router:
-    """Places turns. Owns the engines' load and the trajectories' homes, and nothing else.
+    """Places turns; owns only the engines' load and the trajectories' homes.
 
     Loads are in multiples of an engine's slots. Call `request_started` together with `place`, before the next `place`:
-    what is placed but not counted looks like free room.
+    a placed request that is not counted looks like free capacity.
     """
 
     def __init__(
@@ -172,7 +170,7 @@ class Router:
     # --- engines ----------------------------------------------------------------------------------------------------
 
     def engine_joined(self, worker: WorkerId, hardware: str, slots: int) -> None:
-        """An engine is there; it gets work once it serves a version. Hearing it twice changes nothing."""
+        """Add an engine; it gets work once it serves a version. Idempotent."""
         if slots < 1:
             raise RequestError(f"{worker} declares {slots} slots; an engine needs at least 1")
         engine = self._engines.get(worker)
@@ -181,7 +179,7 @@ class Router:
         pool = self._pool(hardware)
         if engine is None:
             engine = self._engines[worker] = _Engine(worker, pool, slots)
-        else:  # it comes back, maybe with requests in flight from before
+        else:  # it rejoins, maybe with requests in flight from before
             engine.pool, engine.slots = pool, slots
             engine.home = _Home(Placement(worker, worker, hardware), None)
             engine.load = engine.in_flight / slots
@@ -190,9 +188,9 @@ class Router:
         pool.engines[worker] = engine
 
     def engine_serves(self, worker: WorkerId, version: Version) -> None:
-        """The engine serves `version` from now on.
+        """Record that the engine serves `version` from now on.
 
-        Versions only grow, so an older one is a late duplicate and void, like anything from an engine that left.
+        Versions only grow, so an older one is a late duplicate and ignored, as is any message of an engine that left.
         """
         engine = self._engines.get(worker)
         if engine is None or worker not in engine.pool.engines:
@@ -205,7 +203,7 @@ class Router:
             engine.version = version
 
     def engine_left(self, worker: WorkerId) -> None:
-        """The engine is gone or out of service. `engine_joined`, then `engine_serves`, brings it back."""
+        """Take the engine out of service. `engine_joined`, then `engine_serves`, brings it back."""
         engine = self._engines.get(worker)
         if engine is None or engine.pool.engines.pop(worker, None) is None:
             return
@@ -215,25 +213,25 @@ class Router:
         self._forget_if_over(engine)
 
     def serves(self, task: str) -> bool:
-        """Whether any engine in service is of a class that the task can use, however old its weights are."""
+        """Whether any engine in service is of a class that the task can use, whatever its version."""
         return any(pool.least_loaded(None) is not None for pool in self._classes(task))
 
     def spare(self, hardware: str) -> int:
-        """Engines of the class that are in service and below the low watermark."""
+        """Number of engines of the class in service and below the low watermark."""
         pool = self._pools.get(hardware)
         return 0 if pool is None else pool.spare
 
     # --- load -------------------------------------------------------------------------------------------------------
 
     def request_started(self, worker: WorkerId) -> None:
-        """A request was sent to the engine."""
+        """Count a request sent to the engine."""
         engine = self._engines.get(worker)
         if engine is None:
             raise InvariantBroken(f"a request was sent to {worker}, which left or never joined; place the turn again")
         self._count(engine, 1)
 
     def request_ended(self, worker: WorkerId) -> None:
-        """A request ended in whatever way. Every started request ends once, also when its engine died under it."""
+        """Count the end of a request, however it ended. Every request ends once, even if its engine died."""
         engine = self._engines.get(worker)
         if engine is None or not engine.in_flight:
             raise InvariantBroken(f"a request of {worker} ended that never started, or ended twice")
@@ -241,7 +239,7 @@ class Router:
         self._forget_if_over(engine)
 
     def in_flight(self, worker: WorkerId) -> int:
-        """Requests that were started at the engine and have not ended."""
+        """Requests started at the engine and not ended."""
         engine = self._engines.get(worker)
         return 0 if engine is None else engine.in_flight
 
@@ -255,7 +253,7 @@ class Router:
                 engine.pool.offer(engine)
 
     def _forget_if_over(self, engine: _Engine) -> None:
-        """A worker id is one incarnation: once it left and its last request ended, nothing will name it again."""
+        """Drop an engine that left, after its last request: a worker id is one incarnation and never returns."""
         if not engine.in_flight and engine.worker not in engine.pool.engines:
             del self._engines[engine.worker]
 
@@ -266,9 +264,9 @@ class Router:
         trajectory: TrajectoryId,
         task: str,
         at_least: Version | None,
-        now: float,  # noqa: ARG002  every policy is asked with the time; these rules do not depend on it
+        now: float,  # noqa: ARG002  part of the policy interface; these rules do not depend on it
     ) -> Placement | None:
-        """The engine for the trajectory's next turn, or None when there is none that can take it now.
+        """Choose the engine for the trajectory's next turn; None if no engine can take it now.
 
         `at_least` is the version of the trajectory's last token, None before the first.
         """
@@ -286,7 +284,7 @@ class Router:
         return self._place_anew(trajectory, task, at_least)
 
     def trajectory_ended(self, trajectory: TrajectoryId) -> None:
-        """Forget where the trajectory's KV is."""
+        """Forget the home of the trajectory's KV cache."""
         self._homes.pop(trajectory, None)
 
     def _place_anew(self, trajectory: TrajectoryId, task: str, at_least: Version | None) -> Placement | None:
@@ -297,12 +295,12 @@ class Router:
             if best is not None:
                 engines.append(best)
                 if affinity.preferred is not None and best.load < self._high:
-                    break  # the first class with room: no need to look through the others
+                    break  # the first class with room; the rest need not be checked
         if not engines:
             return None
         if affinity.preferred is None:
             return self._settle(trajectory, min(engines, key=lambda engine: (engine.load, engine.order)), "", None)
-        # When no class has room, the least loaded one, ties to the earlier class.
+        # If no class has room: the least loaded engine, ties to the earlier class.
         engine = engines[-1] if engines[-1].load < self._high else min(engines, key=lambda engine: engine.load)
         preferred = self._pool(affinity.preferred)
         if engine.pool is preferred:
@@ -316,18 +314,13 @@ class Router:
         return "missing" if pool.least_loaded(None) is None else "too old"
 
     def _settle(self, trajectory: TrajectoryId, engine: _Engine, reason: str, away_from: _Pool | None) -> Placement:
-        before = self._homes.get(trajectory)
-        moved = before is not None and before.placement.decode != engine.worker
-        hardware = engine.pool.name
-        # Later turns are neither a move nor, in the preferred class, in need of a reason.
-        home = engine.home
-        if away_from is not None:
-            home = _Home(Placement(engine.worker, engine.worker, hardware, reason), away_from)
-        self._homes[trajectory] = home
-        return Placement(engine.worker, engine.worker, hardware, reason, moved)
+        placement = Placement(engine.worker, engine.worker, engine.pool.name, reason)
+        # In the preferred class, later turns need no reason.
+        self._homes[trajectory] = engine.home if away_from is None else _Home(placement, away_from)
+        return placement
 
     def _classes(self, task: str) -> Iterable[_Pool]:
-        """The classes that a task can use, the preferred one first."""
+        """Classes that a task can use, the preferred one first."""
         affinity = self._affinity.get(task, NO_AFFINITY)
         if affinity.preferred is None and not affinity.fallback:
             return self._pools.values()

@@ -1,11 +1,11 @@
-"""What the next batch is made of: the configured share of every task, or a recorded exception.
+"""Composition of the next batch: the configured share of every task, or a recorded exception.
 
 The wait for a batch starts when the trainer is free. A task that has not filled its share by its deadline either stops
-the run or gives up the rest of its share for this batch: the tasks that did fill theirs fill in, in turn. The batch is
-always whole. If no task can fill in, the run stops and says why: never a silent hang.
+the run or gives up the rest of its share for this batch; the tasks that filled theirs fill in, in turn. Batches are
+always complete. If no task can fill in, the run stops and reports the cause instead of hanging silently.
 
-Dynamic sampling refuses groups that nothing is learned from, so a task that is nearly solved would never fill its
-share. `refuse` says when enough were refused for one batch.
+Dynamic sampling rejects groups without a learning signal, so a nearly solved task would never fill its share. `refuse`
+decides when enough groups were rejected for one batch.
 """
 
 import math
@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 
 class ShareRule(NamedTuple):
-    """A task's share, in groups per batch, and what happens when it is not filled in time."""
+    """A task's share, in groups per batch, and what to do if it is not filled in time."""
 
     groups: int
     deadline_s: float
@@ -22,7 +22,7 @@ class ShareRule(NamedTuple):
 
 
 class Redistributed(NamedTuple):
-    """Part of the batch changes hands."""
+    """Part of the batch moves from some tasks to others."""
 
     missing: dict[str, int]
     filled_by: dict[str, int]
@@ -30,13 +30,13 @@ class Redistributed(NamedTuple):
 
 
 class Unfillable(NamedTuple):
-    """The batch cannot be filled: the run has to stop."""
+    """The batch cannot be filled: the run must stop."""
 
     cause: str
 
 
 class ShareBook:
-    """The composition of the batch that is claimed next."""
+    """Composition of the next batch to be claimed."""
 
     def __init__(self, rules: Mapping[str, ShareRule], refusals_per_group: float | None = None) -> None:
         self._rules = dict(rules)
@@ -57,18 +57,18 @@ class ShareBook:
         return {task: rule.groups for task, rule in self._rules.items()}
 
     def missing(self, ready: Mapping[str, int]) -> dict[str, int]:
-        """Groups that the next batch still waits for."""
+        """Groups that the next batch still lacks, per task."""
         short = {task: need - ready.get(task, 0) for task, need in self._need.items()}
         return {task: count for task, count in short.items() if count > 0}
 
     def wait_started(self, now: float) -> None:
-        """The trainer is free and waits for a batch."""
+        """Start the clock: the trainer is free and waits for a batch."""
         self._since = now
         self._deadlines = {task: now + rule.deadline_s for task, rule in self._rules.items()}
         self._checked_at = -math.inf
 
     def claimed(self) -> None:
-        """The batch is claimed; the next one has the usual shares again."""
+        """The batch was claimed; restore the configured shares for the next one."""
         self._need = self.usual()
         self._since = None
         self._deadlines = {}
@@ -76,7 +76,7 @@ class ShareBook:
         self._refused = dict.fromkeys(self._rules, 0)
 
     def refuse(self, task: str) -> bool:
-        """A group of the task would be refused for want of signal: whether it may be, which is then counted."""
+        """Whether a group without signal may be rejected; if so, counts the rejection."""
         limit = self._refusals_per_group
         if limit is not None and self._refused[task] >= limit * self._rules[task].groups:
             return False
@@ -84,11 +84,11 @@ class ShareBook:
         return True
 
     def next_wake(self) -> float | None:
-        """When `check` has to be asked again, if nothing becomes ready before."""
+        """When to call `check` again if nothing becomes ready before."""
         return min((at for at in self._deadlines.values() if at > self._checked_at), default=None)
 
     def check(self, ready: Mapping[str, int], now: float) -> Redistributed | Unfillable | None:
-        """Act on the deadlines that have passed. Ask at every change, and at `next_wake`."""
+        """Act on the deadlines that have passed. Call at every change and at `next_wake`."""
         if self._since is None:
             return None
         self._checked_at = now
@@ -104,13 +104,13 @@ class ShareBook:
         if helpers:
             return self._hand_over(overdue, helpers, now, waited)
         if len(overdue) < len(short):
-            # Somebody is short and still has time: once it has filled its share it can fill in.
+            # A task is short but still has time: once it has filled its share it can fill in.
             return None
         names = ", ".join(f"{task} ({count} short)" for task, count in short.items())
         return Unfillable(f"no task fills its share after {waited:g} s: {names}")
 
     def _hand_over(self, overdue: dict[str, int], helpers: list[str], now: float, waited: float) -> Redistributed:
-        """Those who fill in get their time again; those who gave up are not asked to fill in for others."""
+        """Restart the clock of the tasks that fill in; tasks that gave up do not fill in for others."""
         filled_by = dict.fromkeys(helpers, 0)
         for number in range(sum(overdue.values())):
             filled_by[helpers[number % len(helpers)]] += 1

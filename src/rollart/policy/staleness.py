@@ -1,4 +1,4 @@
-"""The staleness bound and what it means in time.
+"""The staleness bound and the timeline that follows from it.
 
 Staleness of a trajectory = steps between the version that the engines serve when its batch is claimed and the version
 of its first sampled token. A group is as stale as its oldest member. The training lag is measured against the weights
@@ -28,8 +28,8 @@ right after claim k, so they serve version k - 1 at the claim (version 0 at clai
     2       1               0 1                1 0         2 1
     3       2               0 1 2              2 1 0       3 2 1
 
-`areal` has the timeline of `rollart` for what is started in time, but what it started it also finishes, so its
-staleness is reported and not bounded. `one_off` drains before every update, so every alpha gives the timeline of
+`areal` has the timeline of `rollart` for trajectories started in time, but it also finishes everything it started, so
+its staleness is reported and not bounded. `one_off` drains before every update, so every alpha gives the timeline of
 rollart with alpha = 0. `sync` and `sync_plus` train before they roll out again:
 
     sync, any alpha
@@ -59,7 +59,7 @@ class ClaimTime(NamedTuple):
 
 
 def timeline(mode: ModeSettings, alpha: int, claims: int) -> list[ClaimTime]:
-    """What every claim may hold, in versions counted by step."""
+    """What every claim may hold, with versions given as steps."""
     rows = []
     for claim in range(claims):
         served = max(0, claim - 1) if mode.overlap else claim
@@ -74,15 +74,15 @@ def timeline(mode: ModeSettings, alpha: int, claims: int) -> list[ClaimTime]:
 
 
 class StalenessBound(NamedTuple):
-    """The bound, asked at every turn, at every update and at the claim."""
+    """The bound, checked at every turn, at every update and at the claim."""
 
     alpha: int
     check_every_turn: bool
 
     def violated(self, served: Version, first: Version | None) -> bool:
-        """Whether something whose first token is of `first` may not go on, or be claimed, at `served`.
+        """Whether a trajectory or group with its first token of `first` may not continue, or be claimed, at `served`.
 
-        What has no token yet has no age. Raises `NegativeStaleness` for a token from the future.
+        Without a token there is no age. Raises `NegativeStaleness` for a token newer than `served`.
         """
         if first is None:
             return False

@@ -4,10 +4,10 @@
     (1) the batch is claimed          (2) `begin`: Suspend            (3) Update, where the version is staged
     (4) Resume                        (5) the engine recomputes KV    (6) training starts
 
-A version is committed only where it is staged and verified. All engines in service have the same version, but for the
-moment of a rolling update. An engine that joins gets the version in service before its first request, and never a newer
-one; one that cannot take a version is out of service and the rest goes on without it. A sync is about one version: what
-is published meanwhile is staged after it.
+A version is committed only on engines that staged and verified it. All engines in service have the same version, except
+during a rolling update. An engine that joins gets the version in service before its first request, and never a newer
+one; an engine that cannot load a version leaves service and the others continue without it. A sync is about one
+version: a version published meanwhile is staged after it.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ STAGE_ATTEMPTS = 3
 
 @dataclass(slots=True)
 class EngineWeights:
-    """What one engine has, and what it was told and has not answered."""
+    """State of one engine, and the commands that it has not answered yet."""
 
     serving: Version | None = None
     staged: Version | None = None
@@ -36,7 +36,7 @@ class EngineWeights:
 
 
 class SyncBook:
-    """The weights of all engines. `served` is the version of the run: what every engine in service has."""
+    """Weights of all engines. `served` is the version of the run, which every engine in service has."""
 
     def __init__(self, *, rolling: bool) -> None:
         self._rolling = rolling
@@ -45,6 +45,14 @@ class SyncBook:
         self.served: Version | None = None
         self._target: Version | None = None
         self._newest: Version | None = None
+        self._newest_in_service: Version | None = None
+
+    def version(self) -> Version:
+        """The version of the run; during a rolling update, the newest that an engine serves."""
+        if self.served is None:
+            raise InvariantBroken("asked for the version in service before there was one")
+        newest = self._newest_in_service
+        return self.served if newest is None or newest <= self.served else newest
 
     @property
     def newest(self) -> Version | None:
@@ -56,7 +64,7 @@ class SyncBook:
         return self._target is not None
 
     def in_service(self, engine: WorkerId) -> bool:
-        """Whether the engine may get requests: it serves the version of the run, or during a sync one of the two."""
+        """Whether the engine may get requests: it serves the version of the run or, during a sync, one of the two."""
         weights = self._engines.get(engine)
         return weights is not None and weights.serving is not None
 
@@ -76,17 +84,17 @@ class SyncBook:
         return not self.syncing and self._newest is not None and not self.waits_for()
 
     def engine_joined(self, engine: WorkerId) -> Commands:
-        """A new engine: it stages what the run serves (or is about to), and serves nothing until then."""
+        """Add an engine: it stages the version that the run serves (or is about to) before it enters service."""
         weights = self._engines[engine] = EngineWeights()
         return self._stage_first(engine, weights)
 
     def engine_left(self, engine: WorkerId) -> Commands:
-        """The engine is gone, or was put out of service; a sync goes on without it."""
+        """Remove an engine that is gone or out of service; a sync continues without it."""
         self._engines.pop(engine, None)
         return self._continue()
 
     def published(self, manifest: Manifest) -> Commands:
-        """A version is in the store: every engine starts to stage it, or does so after the sync that is under way."""
+        """A version is in the store: stage it on every engine, after the sync in progress if there is one."""
         if self._newest is not None and manifest.version <= self._newest:
             raise InvariantBroken(f"{manifest.version} was published after {self._newest}: versions only grow")
         self._manifests[manifest.version] = manifest
@@ -95,13 +103,13 @@ class SyncBook:
         self._manifests = {version: kept for version, kept in self._manifests.items() if version in keep}
         commands: Commands = []
         for engine, weights in self._engines.items():
-            # An engine that is still taking its first version goes on with that; the newest follows.
+            # An engine still loading its first version finishes that; the newest follows.
             if weights.serving is None and weights.staging is None and weights.updating is None:
                 commands += self._stage_first(engine, weights)
         return commands + self._stage_newest()
 
     def staged(self, engine: WorkerId, version: Version) -> Commands:
-        """The engine holds the version, verified."""
+        """The engine holds the version and has verified it."""
         weights = self._engines.get(engine)
         if weights is None or weights.staging != version:
             return []
@@ -111,7 +119,7 @@ class SyncBook:
         return []
 
     def stage_failed(self, engine: WorkerId, version: Version) -> Commands | None:
-        """The engine could not take the version: try again, or None when it has to go out of service."""
+        """The engine could not load the version: retry, or None if it must leave service."""
         weights = self._engines.get(engine)
         if weights is None or version not in (weights.staging, weights.updating):
             return []
@@ -123,7 +131,7 @@ class SyncBook:
         return [(engine, [self._stage(weights, version)])]
 
     def begin(self) -> Commands:
-        """Steps 2 and 3, once `ready`: suspend and update. `updated` and `engine_left` carry on."""
+        """Steps 2 and 3, once `ready`: suspend and update. `updated` and `engine_left` continue."""
         if not self.ready():
             raise InvariantBroken(f"sync to {self._newest} began while {self.waits_for()} have not staged it")
         self._target = self._newest
@@ -142,16 +150,17 @@ class SyncBook:
             return []
         weights.updating = None
         if version != self._current():
-            # A new engine, and the run moved on between Update and its answer: it catches up before it serves.
+            # A new engine, and the run advanced between Update and its answer: it catches up before it serves.
             return self._stage_first(engine, weights)
         weights.serving = version
+        self._newest_in_service = max(version, self._newest_in_service or version)
         if self._target is not None:
             return self._continue()
         self.served = version
         return self._stage_newest()
 
     def _continue(self) -> Commands:
-        """During a sync: the next engine of a rolling update, or its end once nobody is left to update."""
+        """During a sync: update the next engine of a rolling update, or finish once no engine is left."""
         if self._target is None:
             return []
         in_service = [(engine, weights) for engine, weights in self._engines.items() if weights.serving is not None]
@@ -176,23 +185,23 @@ class SyncBook:
         return [Suspend(), Update(self._target)]
 
     def _enter_service(self, engine: WorkerId, weights: EngineWeights) -> Commands:
-        """A new engine has staged its first version. If the run moved on meanwhile, it stages again."""
+        """A new engine has staged its first version. If the run advanced meanwhile, it stages again."""
         if weights.staged is None or weights.staged != self._current():
             return self._stage_first(engine, weights)
         weights.updating = weights.staged
         return [(engine, [Update(weights.staged)])]
 
     def _current(self) -> Version | None:
-        """What a new engine has to serve: the version of the run, or the one that is about to be."""
+        """The version that a new engine must serve: that of the run, or the one about to be."""
         return self._target or self.served or self._newest
 
     def _stage_first(self, engine: WorkerId, weights: EngineWeights) -> Commands:
-        """A new engine stages what it has to serve."""
+        """Stage the version that a new engine must serve."""
         version = self._current()
         return [] if version is None else [(engine, [self._stage(weights, version)])]
 
     def _stage_newest(self) -> Commands:
-        """Outside a sync, engines in service stage the newest version, each once."""
+        """Outside a sync, stage the newest version on engines in service, once each."""
         if self._target is not None or self._newest is None:
             return []
         return [

@@ -1,15 +1,15 @@
-"""The watchdog of waits: no wait without an owner, a deadline and an action.
+"""Watchdog of waits: every wait has an owner, a deadline and an action.
 
-Whoever waits opens a `Wait` and closes it when what it waited for arrives. What is still open at its deadline is handed
-out by `expired`, once, for its owner to act on. When nothing moves, `report` says what is waited for.
+The owner opens a `Wait` and closes it when the expected event arrives. A wait still open at its deadline is returned by
+`expired`, once, for its owner to act on. When the run stalls, `report` lists what it waits for.
 
-What always holds:
+Invariants:
 
-- Every opened wait leaves by exactly one door: `close` or `expired`.
-- `expired(now)` gives all open waits with deadline <= now, by deadline and then in the order of opening.
-- Memory is in the order of the waits open now, however many were opened before.
+- Every opened wait leaves in exactly one way: `close` or `expired`.
+- `expired(now)` yields all open waits with deadline <= now, by deadline and then in the order of opening.
+- Memory is proportional to the number of open waits, however many were opened before.
 
-A worked example: trajectory 7 resets its environment, with 60 s for it.
+A worked example: trajectory 7 resets its environment, with a deadline of 60 s.
 
     >>> watch = Watch()
     >>> wait = watch.open("trajectory 7", "reset of frozenlake/0#3", 60.0, "take a fresh environment", now=100.0)
@@ -31,18 +31,18 @@ from rollart.types.errors import InvariantBroken
 class Wait:
     """`owner` waits for `what`, and at `deadline` does `action` instead.
 
-    The owner is a name, or anything whose text is one: the text is made for whoever reads it, which is seldom. Whoever
-    waits often may keep one and open it again (`Watch.open`): that costs neither an object nor, as a rule, a place in
-    the queue of deadlines.
+    The owner is a name, or any object whose `str` is one: the text is rendered only when it is read, which is rare. A
+    frequent waiter may reopen the same `Wait` (`Watch.open`), which costs neither an allocation nor, usually, a heap
+    operation.
     """
 
     __slots__ = ("_queued", "act", "action", "deadline", "id", "is_open", "owner", "seconds", "what")
 
     def __init__(self, act: "Callable[[Wait], None] | None" = None) -> None:
         self.act = act
-        """What carries the action out; not the watch's business."""
+        """Callback that carries the action out; not used by the watch."""
         self.id = 0
-        """Counts openings."""
+        """Number of its last opening, unique per watch."""
         self.owner: object = ""
         self.what = ""
         self.seconds = 0.0
@@ -50,7 +50,7 @@ class Wait:
         self.action = ""
         self.is_open = False
         self._queued = math.inf
-        """Where it stands in the queue of deadlines: at its deadline or, if it was opened again since, before it."""
+        """Key of its heap entry: its deadline, or earlier if it was reopened since."""
 
     @property
     def since(self) -> float:
@@ -61,21 +61,21 @@ class Watch:
     """All open waits of a controller."""
 
     def __init__(self) -> None:
-        # Every open wait has one valid entry here, the one at its `_queued`, at its deadline or earlier: a wait that is
-        # opened again is moved only when the entry surfaces. Entries of closed waits go when they surface, or when they
-        # outnumber the open ones. So opening and closing touch nothing but the wait.
+        # Every open wait has one valid entry here, with key `_queued`, at its deadline or earlier: a reopened wait is
+        # moved only when its entry reaches the top. Entries of closed waits are dropped when they reach the top, or
+        # when they outnumber the open ones. So opening and closing usually touch nothing but the wait.
         self._heap: list[tuple[float, int, Wait]] = []
         self._opened = 0
         self._open = 0
 
     def __len__(self) -> int:
-        """How many waits are open."""
+        """Number of open waits."""
         return self._open
 
     def open(self, owner: object, what: str, seconds: float, action: str, now: float, wait: Wait | None = None) -> Wait:
-        """Begin to wait. `seconds` is finite and not negative, and nothing is left unsaid: that is the rule.
+        """Begin to wait. Owner, what and action are required; `seconds` is finite and not negative.
 
-        `wait`: one that is not open, to be used again.
+        `wait`: a closed wait to reopen.
         """
         if not (owner and what and action and 0.0 <= seconds < math.inf):
             raise InvariantBroken(
@@ -100,7 +100,7 @@ class Watch:
         return wait
 
     def close(self, wait: Wait) -> bool:
-        """Stop waiting. False if it was closed before or has expired: then its action is already under way."""
+        """Stop waiting. False if it was closed before or has expired, in which case its action is already under way."""
         if not wait.is_open:
             return False
         wait.is_open = False
@@ -110,9 +110,9 @@ class Watch:
         return True
 
     def expired(self, now: float) -> Iterator[Wait]:
-        """Take out every open wait whose deadline is `now` or earlier, in the order of deadlines.
+        """Remove and yield every open wait whose deadline is `now` or earlier, in order of deadline.
 
-        One by one: what the action of one closes is not given any more.
+        Lazily: a wait that is closed by the action of an earlier one is not yielded.
         """
         while True:
             first = self._surface()
@@ -125,12 +125,12 @@ class Watch:
             yield first
 
     def next_deadline(self) -> float | None:
-        """When `expired` has to be asked next; None when nothing is waited for."""
+        """When to call `expired` next; None if there are no open waits."""
         first = self._surface()
         return None if first is None else first.deadline
 
     def report(self, now: float, limit: int) -> list[str]:
-        """One line for each of the `limit` waits whose deadlines come next, and one that counts the others."""
+        """One line for each of the `limit` waits with the earliest deadlines, and one that counts the others."""
         waits = (wait for at, _, wait in self._heap if wait.is_open and at == wait._queued)
         first = heapq.nsmallest(limit, waits, key=lambda wait: (wait.deadline, wait.id))
         lines = [_line(wait, now) for wait in first]
@@ -139,17 +139,17 @@ class Watch:
         return lines
 
     def _surface(self) -> Wait | None:
-        """The open wait whose deadline comes next, with its entry on top."""
+        """The open wait with the earliest deadline, with its entry on top of the heap."""
         heap = self._heap
         while heap:
             at, id, wait = heap[0]
             if at != wait._queued:
-                heapq.heappop(heap)  # it was queued again, earlier
+                heapq.heappop(heap)  # stale: it was queued again, earlier
             elif not wait.is_open:
                 heapq.heappop(heap)
                 wait._queued = math.inf
             elif id != wait.id:
-                # Opened again since: to where it belongs now.
+                # Reopened since: move the entry to the current deadline.
                 wait._queued = wait.deadline
                 heapq.heapreplace(heap, (wait.deadline, wait.id, wait))
             else:
@@ -175,7 +175,7 @@ class Watch:
 
 
 _SLACK = 64
-"""Closed waits in the heap that are not worth a clean-up."""
+"""Number of closed waits in the heap that do not justify a clean-up."""
 
 
 def _line(wait: Wait, now: float) -> str:

@@ -1,1 +1,1 @@
-"""Protocols between the control plane and the world. Each has a conformance suite in `ports.conformance`."""
+"""Protocols between the control plane and its backends. Each has a conformance suite in `rollart.conformance`."""

@@ -1,9 +1,9 @@
-"""A reliable link over an unreliable exchange.
+"""A reliable link over an unreliable transport.
 
-For runtimes whose workers are elsewhere. Each side numbers what it says and repeats it until the other side has
-acknowledged it; each takes every item exactly once and in order. Lost, doubled, delayed and reordered packets are
-invisible above: what is left is delay, or silence, after which the other side is taken for dead. Reliability lives
-here and nowhere else, so everybody above may rely on it.
+For runtimes whose workers are remote. Each side numbers its items and resends them until the other side has
+acknowledged them; each item is delivered exactly once and in order. Lost, duplicated, delayed and reordered packets are
+invisible to the layers above: what remains is delay, or silence, after which the other side is considered dead.
+Reliability is implemented here only, so all layers above may rely on it.
 
     sender                      link                 receiver
     send [a b]   packet 0: a b   ─► lost
@@ -21,17 +21,17 @@ In = TypeVar("In")
 
 
 class Packet(msgspec.Struct, Generic[Out], frozen=True):
-    """Everything not yet acknowledged, and an acknowledgement of the other direction."""
+    """All unacknowledged items, and an acknowledgement of the other direction."""
 
     first: int
     """Number of the first item."""
     items: tuple[Out, ...]
     ack: int
-    """All items of the other side below this number have been taken."""
+    """All items of the other side below this number were received."""
 
 
 class Endpoint(Generic[Out, In]):
-    """One side of a link. Transmit what `packet` gives, whenever something changed or `next_wake` says so."""
+    """One side of a link. Transmit what `packet` returns whenever something changed, and at `next_wake`."""
 
     def __init__(self, *, resend_s: float, silent_s: float, now: float) -> None:
         self._resend_s = resend_s
@@ -39,7 +39,7 @@ class Endpoint(Generic[Out, In]):
         self._first = 0
         self._unacknowledged: list[Out] = []
         self._sent = 0
-        """How many of the unacknowledged items have been transmitted at least once."""
+        """Number of unacknowledged items that were transmitted at least once."""
         self._sent_at = now
         self._taken = 0
         self._owes_ack = False
@@ -48,12 +48,12 @@ class Endpoint(Generic[Out, In]):
     def send(self, items: "list[Out] | tuple[Out, ...]", now: float) -> None:
         """Queue items for the other side."""
         if items and not self._unacknowledged:
-            # Silence is counted from when an answer is due, not from the last word of a link that had nothing to say.
+            # Silence counts from when an answer is due, not from the last packet of an idle link.
             self._heard_at = now
         self._unacknowledged.extend(items)
 
     def packet(self, now: float) -> Packet[Out] | None:
-        """What to transmit now: new items, items that are due again, or a mere acknowledgement; None if nothing is."""
+        """Packet to transmit now: new items, resends that are due, or a bare acknowledgement; None if there is none."""
         fresh = self._sent < len(self._unacknowledged)
         again = bool(self._unacknowledged) and now >= self._sent_at + self._resend_s
         if not (fresh or again or self._owes_ack):
@@ -64,7 +64,7 @@ class Endpoint(Generic[Out, In]):
         return Packet(self._first, tuple(self._unacknowledged), self._taken)
 
     def receive(self, packet: Packet[In], now: float) -> list[In]:
-        """The items of a packet that are new, in order. A packet after a gap gives none."""
+        """Return the new items of a packet, in order; none if there is a gap before it."""
         self._heard_at = now
         acknowledged = packet.ack - self._first
         if acknowledged > 0:
@@ -82,7 +82,7 @@ class Endpoint(Generic[Out, In]):
         return new
 
     def next_wake(self) -> float | None:
-        """When `packet` or `dead` has to be asked again, if nothing else happens; None while nothing is owed to us."""
+        """When to check `packet` and `dead` again if nothing else happens; None if no acknowledgement is due."""
         if not self._unacknowledged:
             return None
         return min(self._sent_at + self._resend_s, self._heard_at + self._silent_s)

@@ -1,8 +1,8 @@
 """The Environment port: one episode of one agent in text, hosted by an environment worker.
 
-Worker side: many environments live in one worker (`backends.environments.host`), which speaks `Reset`, `Step`, `Close`.
-The object below is what a task provides. It may block: each runs in a thread of its own, so that a slow
-one holds up nobody. Rendering and tokenising happen beside the environment: text never reaches the controller.
+Many environments live in one worker (`backends.environments.host`), which handles `Reset`, `Step` and `Close`. A task
+provides the object below. It may block: each runs in its own thread, so that a slow one does not delay others.
+Rendering and tokenising happen beside the environment: text never reaches the controller.
 """
 
 from collections.abc import Awaitable
@@ -12,12 +12,12 @@ from rollart.types.trajectory import Prompt
 
 
 class TextStep(NamedTuple):
-    """What an environment answers. `observation` is text; `done` ends the episode.
+    """Response of an environment. `observation` is text; `done` ends the episode.
 
-    `truncated`: ended by a limit of the agent's own (turns, time, memory of its sandbox): the agent's result.
+    `truncated`: ended by one of the agent's own limits (turns, time, memory of its sandbox), which is its result.
     `fresh_context`: the observation replaces the history instead of following it.
-    `state`: names the state that the agent acts in next, where observations of the same state may differ (a hint, a
-    time of day); turns of a group that start in the same state are compared. Empty: the observation is the state.
+    `state`: identifies the state that the agent acts in next, if observations of the same state may differ (a hint, a
+    time of day); turns of a group that start in the same state are compared. Empty = the observation is the state.
     """
 
     observation: str
@@ -30,23 +30,23 @@ class TextStep(NamedTuple):
 
 
 class TextEnvironment(Protocol):
-    """One environment. Raising means that the environment failed, never that the agent did."""
+    """One environment. An exception means that the environment failed, never that the agent did."""
 
     def reset(self, prompt: Prompt) -> TextStep:
-        """Start over; gives the first observation, with the instructions."""
+        """Start an episode; returns the first observation, with the instructions."""
         ...
 
     def step(self, action: str) -> TextStep:
-        """Act. Nonsense from the agent is answered, not raised."""
+        """Act. Invalid actions of the agent get an observation, not an exception."""
         ...
 
     def close(self) -> None:
-        """Free everything; may be called at any time, also after a failure."""
+        """Free all resources; may be called at any time, also after a failure."""
         ...
 
 
 class AsyncTextEnvironment(Protocol):
-    """The same with coroutines. Each environment has an event loop of its own, which runs while it is asked."""
+    """The same with coroutines. Each environment has its own event loop, which runs during its calls."""
 
     def reset(self, prompt: Prompt) -> Awaitable[TextStep]: ...
 
@@ -56,7 +56,7 @@ class AsyncTextEnvironment(Protocol):
 
 
 class MixedTextEnvironment(Protocol):
-    """Either, call by call."""
+    """Sync or async, method by method."""
 
     def reset(self, prompt: Prompt) -> TextStep | Awaitable[TextStep]: ...
 

@@ -1,8 +1,8 @@
-"""Factory paths name what to build, so that another process can build the same thing.
+"""Factory paths: names by which another process can build the same object.
 
-`package.module:callable`, or `path/to/file.py:callable` for a file that is no module of a package, such as a script of
-the user's. A file is run once per process, under a `__name__` of its own: what stands under
-`if __name__ == "__main__":` is left out, as when it is imported.
+`package.module:callable`, or `path/to/file.py:callable` for a file outside of any package, such as a user's script. A
+file is executed once per process, under a `__name__` of its own: code under `if __name__ == "__main__":` is skipped, as
+on import. `__main__:callable` was defined in a notebook or an interactive session and exists only in that process.
 """
 
 import importlib
@@ -17,14 +17,19 @@ from typing import Any
 from rollart.config.suggest import did_you_mean
 from rollart.types.errors import RequestError
 
-_files = threading.RLock()
-"""Workers of one process load at the same time; a file is still run once."""
+SESSION = "__main__"
+imports = threading.RLock()
+"""Held while a worker's code is imported, because workers of one process are built concurrently.
+
+It ensures that a file is executed once. And when imports of two threads deadlock, Python continues with a partially
+initialised module, which fails with an `ImportError`.
+"""
 _running = threading.local()
-"""`file`: the one that this thread runs."""
+"""`file`: the file that this thread is executing."""
 
 
 def load(path: str) -> Callable[..., Any]:
-    """The callable that a path names; the object may be nested (`package.module:Class.method`).
+    """Import the callable of a path; it may be nested (`package.module:Class.method`).
 
     >>> load("math:sqrt")(9.0)
     3.0
@@ -36,25 +41,31 @@ def load(path: str) -> Callable[..., Any]:
     for part in name.split("."):
         if not hasattr(target, part):
             raise RequestError(
-                f"factory {path!r}: {place!r} has no {name!r}{did_you_mean(part, dir(target))}. "
-                "Check the spelling of the part after the colon."
+                f"factory {path!r}: {place!r} has no {name!r}{did_you_mean(part, dir(target))}. {_remedy(place)}"
             )
         target = getattr(target, part)
     if not callable(target):
         raise RequestError(
-            f"factory {path!r} names a {type(target).__name__}, which cannot be called. Name a class or a function."
+            f"factory {path!r} is a {type(target).__name__}, which cannot be called. Name a class or a function."
         )
     return target  # type: ignore[no-any-return]
 
 
+def _remedy(place: str) -> str:
+    if place == SESSION:
+        return "It was defined in a notebook or an interactive session: define it in this one first."
+    return "Check the spelling of the part after the colon."
+
+
 def file_being_loaded() -> Path | None:
-    """The file that `load` runs in this thread at this moment: who asks is called by its top level."""
+    """File that `load` is executing in this thread; set while the caller's own file is being imported."""
     return getattr(_running, "file", None)
 
 
 def _module(path: str, name: str) -> ModuleType:
     try:
-        return importlib.import_module(name)
+        with imports:
+            return importlib.import_module(name)
     except ImportError as error:
         raise RequestError(
             f"factory {path!r}: cannot import {name!r} ({error}). "
@@ -62,13 +73,13 @@ def _module(path: str, name: str) -> ModuleType:
         ) from error
     except Exception as error:
         raise RequestError(
-            f"factory {path!r}: importing {name!r} failed ({type(error).__name__}: {error}). Mend the module."
+            f"factory {path!r}: importing {name!r} failed ({type(error).__name__}: {error}). Fix the module."
         ) from error
 
 
 def _file(path: str, file: Path) -> ModuleType:
     file = file.resolve()
-    with _files:
+    with imports:
         known = sys.modules.get(str(file))
         if known is not None:
             return known
@@ -77,7 +88,7 @@ def _file(path: str, file: Path) -> ModuleType:
             raise RequestError(f"factory {path!r}: there is no file {file}. Check the part before the colon.")
         module = sys.modules[str(file)] = importlib.util.module_from_spec(spec)
         if str(file.parent) not in sys.path:
-            sys.path.append(str(file.parent))  # as for a script, so that it finds its neighbours
+            sys.path.append(str(file.parent))  # as for a script, so that it can import its siblings
         before, _running.file = file_being_loaded(), file
         try:
             spec.loader.exec_module(module)
@@ -86,7 +97,7 @@ def _file(path: str, file: Path) -> ModuleType:
             if not isinstance(error, Exception) or isinstance(error, RequestError):
                 raise
             raise RequestError(
-                f"factory {path!r}: {file} cannot be loaded ({type(error).__name__}: {error}). Mend the file."
+                f"factory {path!r}: {file} cannot be loaded ({type(error).__name__}: {error}). Fix the file."
             ) from error
         finally:
             _running.file = before

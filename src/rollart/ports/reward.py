@@ -1,14 +1,14 @@
-"""The Reward port: a stateless function from what an episode left behind to one number."""
+"""The Reward port: a stateless function from the record of an episode to a number."""
 
 from typing import Protocol
 
-from rollart.types.messages import Score
+from rollart.types.messages import ScoreRequest
 
 
 class RewardFunction(Protocol):
-    """Worker side; hosted by a reward worker, which speaks `Score`. May block; has a time limit from outside.
+    """Hosted by a reward worker, which handles `ScoreRequest`. May block; the time limit is enforced from outside.
 
-    Raising, or answering with anything but a finite number, makes the trajectory `reward_failed`, never a reward of 0.
+    An exception, or a result that is not a finite number, makes the trajectory `reward_failed`, never a reward of 0.
     """
 
-    def __call__(self, question: Score) -> float: ...
+    def __call__(self, question: ScoreRequest) -> float: ...

@@ -1,52 +1,63 @@
-"""The Runtime port: the only thing that starts and stops workers.
+"""The Runtime port: the only component that starts and stops workers.
 
-Workers are named by a factory path (`package.module:callable`), so that another process can build them. Commands posted
-in one pass of the event loop travel together; events come back together.
+Workers are given by a factory path (`package.module:callable`), so that another process can build them. Commands posted
+in one pass of the event loop are sent together; events come back in batches.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from rollart.types.errors import RuntimeLost
 from rollart.types.ids import WorkerId
 from rollart.types.messages import Role, WorkerCommand, WorkerEvent, WorkerInfo
 
 
 class Listener(Protocol):
-    """Who hears of workers. Always called on the controller's event loop, never from inside a Runtime call."""
+    """Observer of workers. Always called on the controller's event loop, never from inside a Runtime call."""
 
     def joined(self, worker: WorkerId, info: WorkerInfo) -> None:
-        """The worker is built and takes commands. The first thing ever heard of it, unless it dies before."""
+        """The worker is built and accepts commands. The first call for a worker, unless it dies before."""
         ...
 
     def events(self, worker: WorkerId, events: Sequence[WorkerEvent]) -> None:
-        """In the order in which the worker gave them."""
+        """Events in the order in which the worker returned them."""
         ...
 
     def died(self, worker: WorkerId, reason: str) -> None:
-        """The last thing ever heard of it. A worker that was asked to stop does not die."""
+        """The worker died; the last call for it. Not called for a worker that was stopped."""
+        ...
+
+    def failed(self, error: RuntimeLost) -> None:
+        """The runtime itself is lost, and every worker with it. The last call of all; no `died` follows."""
         ...
 
 
 class Runtime(Protocol):
-    """Hosts workers. A worker that raises is dead; it takes no other with it."""
+    """Host of workers. A worker that raises is dead; other workers are not affected.
+
+    After `Listener.failed` every call but `close` has no effect.
+    """
 
     def listen(self, listener: Listener) -> None:
-        """Say who hears of workers; once, before the first `spawn`."""
+        """Set the listener; once, before the first `spawn`."""
         ...
 
-    def spawn(self, worker: WorkerId, role: Role, factory: str, settings: Mapping[str, Any]) -> None:
-        """Start a worker; `joined` or `died` follows, the latter for a bad factory path too.
+    def spawn(
+        self, worker: WorkerId, role: Role, factory: str, settings: Mapping[str, Any], *, python: str = ""
+    ) -> None:
+        """Start a worker; `joined` or `died` follows, the latter also for a bad factory path.
 
-        The id must be new: a used one raises `InvariantBroken`.
+        The id must be new: a used one raises `InvariantBroken`. `python` is the path of the interpreter to run it
+        with, by default the controller's; a runtime whose workers are not processes raises `RequestError`.
         """
         ...
 
     def post(self, worker: WorkerId, commands: Sequence[WorkerCommand]) -> None:
-        """Send commands, in order. To a worker that is gone: nothing happens (`died` was or will be told)."""
+        """Send commands, in order. No effect on a worker that is gone (`died` was or will be called)."""
         ...
 
     def stop(self, worker: WorkerId) -> None:
-        """End a worker; nothing is heard of it any more. One that is gone: nothing happens."""
+        """End a worker; the listener is not called for it any more. No effect on a worker that is gone."""
         ...
 
     async def close(self) -> None:

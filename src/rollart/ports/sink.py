@@ -1,7 +1,7 @@
-"""The EventSink port: where the journal goes.
+"""The EventSink port: the destination of the journal.
 
-`append` never blocks and never fails: what cannot be written is raised by the next `flush`, which the pipeline awaits
-before it acts on a claim.
+`append` never blocks and never fails: write errors are raised by the next `flush`, which the pipeline awaits before it
+acts on a claim.
 """
 
 from typing import Protocol
@@ -19,5 +19,5 @@ class EventSink(Protocol):
         ...
 
     async def close(self) -> None:
-        """Flush, then free everything."""
+        """Flush, then free all resources."""
         ...

@@ -1,6 +1,7 @@
-"""The WeightStore port: where a trainer leaves versions and engines find them.
+"""The WeightStore port: trainers publish versions there and engines pull them.
 
-A version is visible as a whole or not at all. Readers verify every bucket against the manifest.
+A version is visible completely or not at all: its dependency (`Manifest.depends_on`: the full version under an adapter)
+is held for as long as the version itself. Readers verify every bucket against the manifest.
 """
 
 from collections.abc import Sequence
@@ -11,24 +12,34 @@ from rollart.types.weights import Manifest
 
 
 class WeightStore(Protocol):
-    """Versions only grow: publishing one that is not newer than the newest raises `WeightError`."""
+    """Versions only grow: publishing one that is not newer than the newest raises `WeightError`.
+
+    A store with limited space may evict old versions for a new one: never the newest, and never a version that a
+    remaining one depends on.
+    """
 
     def publish(self, manifest: Manifest, buckets: Sequence[bytes | memoryview]) -> None:
-        """Make a version available. A bucket with a wrong digest raises `DigestMismatch` and publishes nothing."""
+        """Publish a version. A bucket with a wrong digest raises `DigestMismatch` and publishes nothing.
+
+        A version whose dependency is not held raises `VersionMissing` and publishes nothing.
+        """
         ...
 
     def manifest(self, version: Version) -> Manifest:
-        """Raises `VersionMissing` for a version that is not there."""
+        """Manifest of a version; raises `VersionMissing` if it is not held."""
         ...
 
     def bucket(self, version: Version, index: int) -> bytes | memoryview:
-        """The bytes of a bucket, verified: `DigestMismatch` rather than wrong bytes; `VersionMissing` if not there."""
+        """Bytes of a bucket, verified: raises `DigestMismatch` rather than return wrong bytes, or `VersionMissing`."""
         ...
 
     def newest(self) -> Version | None:
-        """The newest version held, None if there is none."""
+        """Newest version held; None if there is none."""
         ...
 
     def drop(self, version: Version) -> None:
-        """Forget a version; unknown ones are ignored. What may be published still has to be newer than it was."""
+        """Drop a version; unknown ones are ignored. Later publications must still be newer than it.
+
+        A version that a held one depends on cannot be dropped: `WeightError`.
+        """
         ...

@@ -1,15 +1,15 @@
 """Continuous batching without a loop over tokens: prefill work, then a token clock.
 
-Every running request gets one token per decode step, so one counter, the clock, serves for all of them: a request that
-joins at clock D with n tokens to go ends at D + n. Between two changes of the batch all steps are alike but for the KV,
-which grows by one token per request and step; a stretch of steps is timed by its middle, which is exact as long as one
-side of the roofline holds. Prefill goes first: while any prefill work is left, the clock stands still.
+Every running request gets one token per decode step, so one counter, the clock, serves all of them: a request that
+joins at clock D with n tokens to go ends at D + n. Between two changes of the batch, steps differ only in KV size,
+which grows by one token per request and step; a stretch of steps is timed by its midpoint, which is exact as long as
+one side of the roofline binds. Prefill has priority: while any prefill work is left, the clock stands still.
 
     now ──► prefill work of all that joined ──► steps of the clock ──► the next request ends
             (first in, first out)               (whole steps only)     = `end`, the only timer
 
-Nothing is lost or gained when a stretch is cut short: whole steps count as tokens, the time spent in the step that was
-cut is kept and the next stretch starts with it.
+Interrupting a stretch neither loses nor gains work: whole steps count as tokens, and the time spent in the interrupted
+step is credited to the next stretch.
 """
 
 import math
@@ -29,7 +29,7 @@ NO_TOKENS = Generated(Segment(0, None), None, ())
 class Request:
     """One turn: queued, then in the batch, then ended.
 
-    `context` tokens of prompt are followed by `length` sampled ones, `reported` of which the controller has heard of.
+    `context` prompt tokens are followed by `length` sampled ones, of which `reported` have been reported.
     """
 
     __slots__ = (
@@ -53,7 +53,7 @@ class Request:
     )
 
     def __init__(self, add: Add, context: int, length: int, finish: FinishReason) -> None:
-        # Not the message itself: what is in flight is most of what a large simulation has in memory.
+        # The message itself is not kept: requests in flight are most of a large simulation's memory.
         self.id: RequestId = add.request
         self.session_id: TrajectoryId = add.session
         self.prefix = add.prefix_length
@@ -65,32 +65,32 @@ class Request:
         self.end = 0
         self.cached = 0
         self.recomputed = 0
-        # Prefill work: `work_tokens` to compute after `held` whose KV is there, and the seconds of it that are left.
+        # Prefill work: `work_tokens` to compute after `held` tokens with KV, and the seconds of it that are left.
         self.held = 0
         self.work_tokens = 0
         self.work_left_s = 0.0
-        # What was sampled and not yet reported: closed runs, and an open one from token `run_from` on.
+        # Sampled but not reported yet: closed runs, and an open one from token `run_from` on.
         self.reported = 0
         self.run_from = 0
         self.runs: tuple[VersionRun, ...] = ()
 
     @property
     def need(self) -> int:
-        """KV tokens that it holds at its end."""
+        """KV tokens held at its end."""
         return self.context + self.length
 
     def sampled(self, clock: int) -> int:
         return self.length - self.end + clock
 
     def close_run(self, clock: int, version: Version) -> None:
-        """The version changes: what was sampled so far was sampled with `version`."""
+        """Record that the tokens sampled so far have `version`, because it is about to change."""
         sampled = self.sampled(clock)
         if sampled > self.run_from:
             self.runs = (*self.runs, VersionRun(version, sampled - self.run_from))
             self.run_from = sampled
 
     def take(self, sampled: int, version: Version) -> Generated:
-        """What was not yet reported of the first `sampled` tokens."""
+        """Unreported part of the first `sampled` tokens; marks it as reported."""
         count = sampled - self.reported
         if not count:
             return NO_TOKENS
@@ -103,11 +103,11 @@ class Request:
 
 
 class Batch:
-    """The running requests of an engine. After every change and after every `settle`, `plan` sets `end` anew.
+    """The running requests of an engine. After every change and every `settle`, `plan` must recompute `end`.
 
-    Requests are sorted by their ends, the next one last; of those that end together, the first that joined. Their ends
-    stand beside them, with the sign turned: whoever looks for a place touches no request, and a large simulation waits
-    for memory above all.
+    Requests are sorted by end, the next one last; among equal ends, the one that joined first is last. Negated ends are
+    kept in a parallel array, so a binary search touches no request object: a large simulation is bound by memory
+    access.
     """
 
     __slots__ = (
@@ -148,18 +148,18 @@ class Batch:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that the running requests attend to between them."""
+        """Total tokens that the running requests attend to."""
         return self._kv_tokens
 
     def requests(self) -> list[Request]:
-        """All that run, in the order in which they joined, which is that of their ids."""
+        """All running requests in the order in which they joined, which is that of their ids."""
         return sorted(self._requests, key=lambda request: request.id)
 
     def find(self, id: RequestId) -> Request | None:
         return next((request for request in self._requests if request.id == id), None)
 
     def join(self, request: Request, held: int) -> None:
-        """Start a request; KV of the first `held` tokens of its context is there."""
+        """Start a request; KV of the first `held` tokens of its context exists."""
         self._assign(request, request.context - held, held)
         request.end = end = self.clock + request.length
         place = bisect_left(self._ends, -end)
@@ -169,7 +169,8 @@ class Batch:
         self._kv_tokens += request.context
 
     def leave(self, request: Request) -> None:
-        """Take a request out before its end. Its prefill work is dropped; `work_left_s` still tells what was left."""
+        """Remove a request before its end. Its prefill work is dropped; `work_left_s` still holds what was
+        left of it."""
         request.ended = True
         place = self._requests.index(request)
         del self._requests[place], self._ends[place]
@@ -178,7 +179,7 @@ class Batch:
         self._shrink(1)
 
     def recompute(self) -> None:
-        """The KV of all that run is void: compute it again before the next step."""
+        """Invalidate the KV of all running requests: it is recomputed before the next step."""
         self._work.clear()
         self._work_s = 0.0
         for request in self.requests():
@@ -191,7 +192,7 @@ class Batch:
             self._assign(request, whole, 0)
 
     def settle(self, now: float) -> None:
-        """Account for the time until `now`, before `end`: whole steps become tokens."""
+        """Account for the time until `now`, which is before `end`: whole steps become tokens."""
         elapsed_s = now - self._at
         self._at = now
         if elapsed_s <= 0.0 or not self.size or not self.running:
@@ -209,14 +210,14 @@ class Batch:
         self._kv_tokens += steps * self.size
 
     def clock_at(self, now: float) -> int:
-        """The clock at `now`, before `end`; changes nothing."""
+        """The clock at `now`, which is before `end`; no side effects."""
         elapsed_s = now - self._at
         if elapsed_s <= 0.0 or not self.size or not self.running or elapsed_s < self._work_s:
             return self.clock
         return self.clock + self._whole_steps(elapsed_s - self._work_s)
 
     def complete(self) -> list[Request]:
-        """Go to `end` and take out the requests that end there, in the order in which they joined."""
+        """Advance to `end` and remove the requests that end there, in the order in which they joined."""
         self._at = self.end
         if self._work:
             self._work_done()
@@ -244,7 +245,7 @@ class Batch:
         self.end = self._at + self._work_s + (left_s if left_s > 0.0 else 0.0)
 
     def _whole_steps(self, elapsed_s: float) -> int:
-        # The last step of the stretch is `complete`'s: rounding must not end a request ahead of its timer.
+        # The last step of the stretch belongs to `complete`: rounding must not end a request before its timer.
         steps = int((self._spent_s + elapsed_s) / self._step_s)
         return steps if steps < self._steps else self._steps - 1
 
@@ -279,7 +280,7 @@ class Batch:
     def _shrink(self, count: int) -> None:
         self.size -= count
         if not self.size:
-            # Nobody is left to whom a cut step or a rounding error of the work could belong.
+            # No request is left that an interrupted step or a rounding error of the work could belong to.
             self._work.clear()
             self._work_s = 0.0
             self._spent_s = 0.0

@@ -1,4 +1,4 @@
-"""The disk that a simulated trainer saves to: what is left of it when it is gone."""
+"""The disk of simulated trainers, which outlives them."""
 
 from typing import NamedTuple
 
@@ -9,14 +9,14 @@ from rollart.types.versions import Version
 class SimCheckpoint(NamedTuple):
     version: Version
     weights: str
-    """What stands for the weights in `SimTrainer`."""
+    """Stands for the weights in `SimTrainer`."""
 
 
 class SimCheckpoints:
-    """The newest checkpoint, shared by the trainers that follow one another.
+    """The newest checkpoint, shared by successive trainers of a run.
 
-    A checkpoint is here when its save has ended and not before: of a trainer that goes in the middle of one, the
-    checkpoint before it stays. Versions only grow.
+    A checkpoint appears only when its save has completed: if the trainer dies during a save, the previous checkpoint
+    stays. Versions only grow.
     """
 
     def __init__(self) -> None:
@@ -27,5 +27,5 @@ class SimCheckpoints:
 
     def complete(self, version: Version, weights: str) -> None:
         if self._newest is not None and version <= self._newest.version:
-            raise InvariantBroken(f"a save of {version} was let through after {self._newest.version}")
+            raise InvariantBroken(f"a save of {version} was accepted after {self._newest.version}")
         self._newest = SimCheckpoint(version, weights)

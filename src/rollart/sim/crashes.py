@@ -1,4 +1,4 @@
-"""Run a world to its end, through every death of its controller, and say what came of it."""
+"""Run a world to its end, through every crash of its controller, and audit the result."""
 
 import asyncio
 import dataclasses
@@ -19,6 +19,7 @@ from rollart.sim.run import parts
 from rollart.sim.runtime import VirtualRuntime
 from rollart.sim.scenario import Scenario, parse_scenario
 from rollart.types.errors import NoEngine, StalledRun, WorkerLost
+from rollart.types.failures import StopReason
 from rollart.types.journal import JournalEvent, RunEnded, StepTrained, TrajectoryStarted, WorkerDied
 from rollart.types.messages import Role
 from rollart.types.snapshot import RunState
@@ -28,7 +29,7 @@ MAX_SECONDS = 50_000.0
 
 
 class Fuzzed(NamedTuple):
-    """A world that was run: what it broke, and what happened in it."""
+    """The result of a world: what happened in it, and the rules it broke."""
 
     world: World
     events: list[JournalEvent]
@@ -40,7 +41,7 @@ class Fuzzed(NamedTuple):
 
 
 class CrashableJournal:
-    """Events in memory; a crash keeps what was flushed and a part of what was not."""
+    """Events in memory; a crash keeps flushed events and part of the unflushed ones."""
 
     def __init__(self, before: list[JournalEvent]) -> None:
         self.events = list(before)
@@ -56,11 +57,11 @@ class CrashableJournal:
         await self.flush()
 
     def crash(self) -> None:
-        """What is appended from here on never was."""
+        """Discard everything appended from here on."""
         self._written = len(self.events)
 
     def survived(self, share: float) -> list[JournalEvent]:
-        """After a crash: all that was durable, and this share of the rest."""
+        """Events after a crash: all durable ones, and this share of the rest."""
         written = len(self.events) if self._written is None else self._written
         return self.events[: self._durable + int(share * (written - self._durable + 1))]
 
@@ -99,7 +100,7 @@ def _run_once(
     state: RunState | None,
     dies_at_s: float | None,
 ) -> tuple[bool, BaseException | None]:
-    """One controller, until it ends (False and its error) or is killed (True)."""
+    """Run one controller until it ends (False and its error) or is killed (True)."""
     loop = VirtualLoop()
 
     async def main() -> None:
@@ -136,13 +137,13 @@ def _parts(
 
 
 def _judge(world: World, events: list[JournalEvent], error: BaseException | None) -> list[Violation]:
-    """Whether the run ended as it had to: done, or, where nothing could be saved, with the right error and in time."""
+    """Check that the run ended as it must: done, or, if all engines were lost, with the right error and in time."""
     last = len(events) - 1
     if not world.fatal:
         return [] if error is None else [Violation(8, last, f"the run failed: {type(error).__name__}: {error}")]
     ended = events[-1] if events else None
     if error is None:
-        done = isinstance(ended, RunEnded) and not ended.reason
+        done = isinstance(ended, RunEnded) and ended.stop is StopReason.DONE
         return [] if done else [Violation(8, last, "the run ended without an error and without its steps")]
     if not isinstance(error, NoEngine | WorkerLost):
         return [Violation(8, last, f"all engines died and the run ended with {type(error).__name__}: {error}")]

@@ -1,7 +1,7 @@
-"""Keyed randomness: a draw depends on its key and on nothing else.
+"""Keyed randomness: a draw depends only on its key.
 
-There is no generator with a state, so the order of draws, the process and PYTHONHASHSEED cannot change what comes out:
-two runs over the same scenario see the same workload, whatever else differs between them.
+There is no stateful generator, so the order of draws, the process and PYTHONHASHSEED cannot change the outcome: two
+runs of the same scenario see the same workload, whatever else differs between them.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _UNIT = 2.0**-52
 
 KeyedDraw = Callable[[int, int], float]
-"""`draw(key, index)`: the value of that index in the stream of that key."""
+"""`draw(key, index)`: the value at that index in the stream of that key."""
 
 
 def _standard_normal(share: float) -> float:
@@ -28,7 +28,7 @@ def _standard_normal(share: float) -> float:
 
 
 def mix(seed: int, *key: int) -> int:
-    """A 64-bit integer that depends on all of `seed` and `key`, order included (SplitMix64 per part)."""
+    """A 64-bit integer that depends on `seed` and every part of `key`, including order (SplitMix64 per part)."""
     state = seed & _MASK
     for part in key:
         state = (state + (part + 1) * _GOLDEN) & _MASK
@@ -44,12 +44,12 @@ def uniform(seed: int, *key: int) -> float:
     >>> uniform(7, 1, 2) == uniform(7, 1, 2) != uniform(7, 2, 1)
     True
     """
-    # 52 bits and a half: the largest value is 1 − 2⁻⁵³, which a double still holds.
+    # 52 bits and a half: the largest value, 1 − 2⁻⁵³, is still exact in a double.
     return ((mix(seed, *key) >> 12) + 0.5) * _UNIT
 
 
 def stable_int(text: str) -> int:
-    """A 64-bit integer for a name, the same in every process; for use once, outside hot paths."""
+    """A 64-bit integer for a name, the same in every process; not for hot paths."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
@@ -62,10 +62,10 @@ _FIELDS = {
 
 
 class Distribution(Strict):
-    """What a length or a latency is drawn from. A plain number is a constant.
+    """Distribution of a length or a latency. A plain number is a constant.
 
-    `lognormal` takes its median or its mean; `sigma` is then that of the logarithm. Values below `min` or above `max`
-    become `min` or `max`. A share `tail_share` of all draws gives exactly `tail`: the rare hang, uncut.
+    `lognormal` takes its median or its mean; `sigma` is that of the logarithm. Values are clipped to `min` and `max`. A
+    share `tail_share` of all draws gives exactly `tail`, unclipped: the rare hang.
     """
 
     kind: Literal["constant", "uniform", "normal", "lognormal"] = "constant"
@@ -107,7 +107,7 @@ class Distribution(Strict):
         return self
 
     def sample(self, u: float) -> float:
-        """The value at `u` in (0, 1): the inverse of the distribution function, with the tail at its lower end."""
+        """Value at `u` in (0, 1): the inverse distribution function, with the tail at its lower end."""
         return self.sampler()(u)
 
     def sampler(self) -> Callable[[float], float]:
@@ -126,13 +126,13 @@ class Distribution(Strict):
         def with_tail(u: float) -> float:
             if u < share:
                 return tail
-            # The rest of the interval is stretched back to (0, 1), open at both ends.
+            # Map the rest of the interval back to (0, 1), open at both ends.
             return cut(min(max((u - share) / rest, _UNIT), 1.0 - _UNIT))
 
         return with_tail
 
     def keyed(self) -> KeyedDraw:
-        """As a function of a key and an index; a constant costs no mixing."""
+        """As a function of a key and an index; a constant skips the mixing."""
         sampler = self.sampler()
         if self.kind == "constant" and self.tail is None:
             constant = sampler(0.5)
@@ -142,7 +142,7 @@ class Distribution(Strict):
             return self._keyed_lognormal()
 
         def draw(key: int, index: int) -> float:
-            # `uniform(key, index)`, written out: three draws a turn, and calls are what they cost.
+            # `uniform(key, index)` inlined: there are three draws per turn, and function calls dominate their cost.
             state = (key + (index + 1) * _GOLDEN) & _MASK
             state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
             state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -151,7 +151,7 @@ class Distribution(Strict):
         return draw
 
     def _keyed_lognormal(self) -> KeyedDraw:
-        """As the general case, with everything written out: nearly all that is drawn in a large run is lognormal."""
+        """The general case, fully inlined: almost all draws of a large run are lognormal."""
         mu, sigma, exp, quantile = self._mu(), _given(self.sigma), math.exp, _normal_dist_inv_cdf
         low, high = self.min, math.inf if self.max is None else self.max
 
@@ -165,7 +165,7 @@ class Distribution(Strict):
         return draw
 
     def _mu(self) -> float:
-        """The mean of the logarithm of a lognormal."""
+        """Mean of the logarithm of a lognormal."""
         if self.median is not None:
             return math.log(self.median)
         return math.log(_given(self.mean)) - _given(self.sigma) * _given(self.sigma) / 2

@@ -1,11 +1,11 @@
-"""A simulated inference engine: the command loop of a real one over modelled hardware.
+"""Simulated inference engine: the command loop of a real one over modelled hardware.
 
-Every accepted request ends in exactly one `TurnDone` (or in a late `PrefixMiss`, if its prefix was evicted while it
-waited); its tokens are told once, in `Progress` or there, and each carries the version that was in service when its
-step ended. Three parts do the work: `batching` says when requests end, `kvcache` who holds KV and who fits, and this
-module speaks the protocol and keeps the versions.
+Every accepted request ends in exactly one `TurnDone` (or in a late `PrefixMiss`, if its prefix was evicted while it was
+queued). Each token is reported once, in `Progress` or `TurnDone`, with the version in service when its step ended.
+`batching` computes when requests end, `kvcache` what KV is held and which requests fit; this module implements the
+protocol and tracks versions.
 
-What a turn computed is `prefilled + recomputed` of its `usage`.
+The tokens a turn computed are `prefilled + recomputed` of its `usage`.
 """
 
 import math
@@ -48,16 +48,16 @@ from rollart.types.versions import Version
 from rollart.types.weights import Manifest, verify_bucket
 
 _PREFIX = 0x7072656669780000
-"""The stream of prefix-cache hits, apart from those of the workload."""
+"""Stream of prefix-cache hits, separate from those of the workload."""
 
 
 class SimEngine:
     """One replica. Settings:
 
     hardware: Hardware       model: ModelProfile     ranks: int               seed: int
-    tasks: Mapping[str, TaskProfile]                 whose answers are drawn; a task not named here is refused
-    store: WeightStore       pull_gb_s: float        where versions come from, and how fast
-    slots: int               max_context: int        at most the KV memory; requests beyond the slots wait
+    tasks: Mapping[str, TaskProfile]                 answer lengths per task; requests of other tasks are refused
+    store: WeightStore       pull_gb_s: float        source of versions, and transfer rate
+    slots: int               max_context: int        bounded by the KV memory; requests beyond the slots wait
     kv_on_update: KvOnUpdate | str                   `recompute` (the default) or `keep`
     progress_interval_s: float                       5 by default
     prefix_hit: float                                share of turns that find their session's prefix; 1 by default
@@ -109,9 +109,9 @@ class SimEngine:
         self._reported_clock = 0
 
         self._queue: list[Request] = []
-        """Taken, and not yet in the batch; empty as a rule."""
+        """Accepted, not yet in the batch; usually empty."""
         self._newest = -1
-        """Of the requests that were taken."""
+        """Newest accepted request id."""
 
         self._version: Version | None = None
         self._staged: set[Version] = set()
@@ -136,7 +136,7 @@ class SimEngine:
         self._now = now
         events: list[WorkerEvent] = []
         batch = self._batch
-        # In the order of their times, also when the call comes late: what is due may change what comes after it.
+        # In order of time, even if the call comes late: what is due may change what follows.
         while (due := self._next_due()) <= now:
             if due == batch.end:
                 self._complete(events)
@@ -160,7 +160,7 @@ class SimEngine:
         self._commands.clear()
 
     def _next_due(self) -> float:
-        """When something happens by itself: a request ends, a version is here, a report is due."""
+        """Time of the next internal event: a request ends, a version has arrived, a report is due."""
         due = self._batch.end
         if self._progress_at < due:
             due = self._progress_at
@@ -168,7 +168,7 @@ class SimEngine:
             due = self._staging[0][0]
         return due
 
-    # --- what the tests look at -------------------------------------------------------------------------------------
+    # --- for tests --------------------------------------------------------------------------------------------------
 
     @property
     def kv_tokens(self) -> int:
@@ -200,26 +200,26 @@ class SimEngine:
         elif isinstance(command, Update):
             self._update(command.version, events)
         else:
-            raise InvariantBroken(f"an engine does not take {kind.__name__}")
+            raise InvariantBroken(f"an engine does not accept {kind.__name__}")
 
     def _add(self, add: Add, events: list[WorkerEvent]) -> None:
         id = add.request
         if id <= self._newest:
-            return  # a double: ids only grow
+            return  # a duplicate: ids only grow
         prefix = add.prefix_length
         context = prefix + add.new.length
         sampling = add.sampling
         workload = self._workloads.get(add.task)
         if self._version is None:
-            events.append(Refused(id, "no weights yet: no version was staged and taken into service"))
+            events.append(Refused(id, "no weights yet: stage and commit a version first"))
         elif workload is None:
             events.append(Refused(id, f"the engine has no profile of task {add.task!r}"))
         elif context + 1 > self._max_context:
             events.append(Refused(id, f"{context} tokens leave no room in a context of {self._max_context}"))
         elif sampling.max_tokens < 1:
-            events.append(Refused(id, f"max_tokens is {sampling.max_tokens}, a turn has at least one"))
+            events.append(Refused(id, f"max_tokens is {sampling.max_tokens}; it must be at least 1"))
         elif not sampling.is_plain:
-            events.append(Refused(id, "top-p, top-k or stop strings, but simulated tokens are drawn by length only"))
+            events.append(Refused(id, "top-p, top-k and stop strings: simulated tokens are drawn by length only"))
         elif prefix and (self._cache.find(add.session, prefix) is None or self._lost(add)):
             events.append(PrefixMiss(id))
         else:
@@ -233,7 +233,8 @@ class SimEngine:
             self._queue.append(request)
 
     def _lost(self, add: Add) -> bool:
-        """Whether the prefix was lost between two turns for reasons beyond this model. Drawn per turn of an episode."""
+        """Whether the prefix was lost between two turns for reasons outside this model. Drawn per turn of an
+        episode."""
         if self._prefix_hit >= 1.0 or uniform(self._prefix_key, add.sampling.seed) < self._prefix_hit:
             return False
         self._cache.end(add.session)
@@ -260,14 +261,14 @@ class SimEngine:
         for request in self._queue:
             if request.id == id:
                 self._queue.remove(request)
-                # It never ran: nothing was computed or found for it.
+                # It never ran: nothing was computed or cached for it.
                 events.append(TurnDone(id, NO_TOKENS, FinishReason.ABORTED, TurnUsage()))
                 return
 
     # --- the batch --------------------------------------------------------------------------------------------------
 
     def _admit(self, events: list[WorkerEvent]) -> None:
-        """Start queued requests, first in, first out, while there are slots and KV memory."""
+        """Start queued requests, first in, first out, while there are free slots and KV memory."""
         queue, cache, batch = self._queue, self._cache, self._batch
         gone = 0
         for request in queue:
@@ -276,7 +277,7 @@ class SimEngine:
             prefix = request.prefix
             session = cache.find(request.session_id, prefix) if prefix else None
             if prefix and session is None:
-                # Evicted, ended or replaced while it waited.
+                # Evicted, ended or replaced while it was queued.
                 gone += 1
                 events.append(PrefixMiss(request.id))
                 continue
@@ -296,7 +297,7 @@ class SimEngine:
         del queue[:gone]
 
     def _complete(self, events: list[WorkerEvent]) -> None:
-        """The batch reached its `end`: requests end, others start."""
+        """Handle the `end` of the batch: some requests end, others start."""
         now = self._batch.end
         for request in self._batch.complete():
             if request.session is not None:
@@ -315,7 +316,7 @@ class SimEngine:
     # --- progress ---------------------------------------------------------------------------------------------------
 
     def _arm_progress(self, now: float) -> None:
-        """Reports run on a beat of their own from the moment there is something in flight until there is not."""
+        """Reports run on their own timer while anything is in flight."""
         if self._suspended or not (self._batch.size or self._queue):
             self._progress_at = math.inf
         elif self._progress_at == math.inf:
@@ -345,7 +346,7 @@ class SimEngine:
         if version == self._version or version in self._staged:
             events.append(Staged(version))
         elif self._version is not None and version < self._version:
-            events.append(StageFailed(version, f"{self._version}, which is in service, is newer"))
+            events.append(StageFailed(version, f"{self._version}, the version in service, is newer"))
         elif all(other.version != version for _, other in self._staging):
             begin = self._staging[-1][0] if self._staging else now
             pull_s = Roofline.transfer_s(manifest.total_bytes, self._pull_gb_s)
@@ -356,7 +357,7 @@ class SimEngine:
         version = manifest.version
         try:
             if self._store.manifest(version).digests != manifest.digests:
-                raise WeightError(f"the store has other digests for {version} than the controller named; stage it anew")
+                raise WeightError(f"the store's digests of {version} differ from the controller's; stage it again")
             for index in range(len(manifest.digests)):
                 verify_bucket(manifest, index, self._store.bucket(version, index))
         except WeightError as error:
@@ -372,7 +373,7 @@ class SimEngine:
         if version not in self._staged:
             events.append(StageFailed(version, f"{version} is not staged here; stage it before the update"))
             return
-        # Never older: staging refuses what is older, and whatever lies below an update is forgotten by it.
+        # Never older: staging refuses older versions, and an update discards staged versions below it.
         if self._version is not None:
             for request in self._batch.requests():
                 request.close_run(self._batch.clock, self._version)

@@ -1,7 +1,7 @@
-"""Simulated environments: one worker that hosts many slots of one task and answers after drawn latencies.
+"""Simulated environments: one worker with many slots of one task, answering after drawn latencies.
 
-Every `Reset` and `Step` of an open episode is answered once by `Observed` or `EnvironmentFailed`, and again when it is
-asked again. What the answer is depends on the prompt, the member and the turn (`workload`), never on who else is there.
+Every `Reset` and `Step` of an open episode is answered once by `Observed` or `EnvironmentFailed`, and again if
+repeated. The answer depends only on the prompt, the member and the turn (`workload`), never on other episodes.
 """
 
 from array import array
@@ -30,7 +30,7 @@ _NO_TOKENS = Segment(0, None)
 
 
 class _Open(Episode):
-    """An episode in a slot. `turn` is the last one asked for; not `answered` while the answer is on its way.
+    """An episode in a slot. `turn` is the last one requested; `answered` is False while its answer is pending.
 
     `over`: the last answer was the end, or a failure; there is no next turn.
     """
@@ -47,7 +47,7 @@ class _Open(Episode):
         self.closed = False
 
     def answer(self) -> EnvironmentEvent:
-        """To what was asked last. The same whenever it is made, so it is made when it is due, and again if need be."""
+        """Answer to the last request. Deterministic, so it is computed when due, and again if repeated."""
         id, turn = self.id, self.turn
         if not turn:
             if self.reset_fails():
@@ -84,9 +84,9 @@ class SimEnvironments:
         self._episodes: dict[TrajectoryId, _Open] = {}
         self._in_slot: dict[int, _Open] = {}
         self._due: list[_Open] = []
-        """Whose answers are on their way, the next one last."""
+        """Episodes with pending answers, the next one last."""
         self._due_at = array("d")
-        """When they arrive, with the sign turned, and so in ascending order."""
+        """Negated times of the pending answers, hence ascending."""
         self._commands: list[WorkerCommand] = []
 
     def info(self) -> EnvironmentInfo:
@@ -97,7 +97,7 @@ class SimEnvironments:
 
     def advance(self, now: float) -> Advance:
         events: list[WorkerEvent] = []
-        # Answers that are due were given before the commands of this moment arrived.
+        # Answers that are due precede the commands that arrived at this moment.
         self._give(now, events)
         if self._commands:
             commands, self._commands = self._commands, []
@@ -109,7 +109,7 @@ class SimEnvironments:
                 elif isinstance(command, Close):
                     self._close(command.episode)
                 else:
-                    raise InvariantBroken(f"an environment worker does not take {type(command).__name__}")
+                    raise InvariantBroken(f"an environment worker does not accept {type(command).__name__}")
             self._give(now, events)
         return Advance(events, -self._due_at[-1] if self._due_at else None)
 
@@ -124,7 +124,7 @@ class SimEnvironments:
             self._again(known, 0, events)
             return
         if not 0 <= reset.slot < self._slots:
-            reason = f"slot {reset.slot} is not one of the {self._slots} here"
+            reason = f"slot {reset.slot} does not exist; this worker has {self._slots}"
             events.append(EnvironmentFailed(reset.episode, 0, reason))
             return
         before = self._in_slot.get(reset.slot)
@@ -144,14 +144,15 @@ class SimEnvironments:
             self._again(episode, turn, events)
             return
         if turn != episode.turn + 1 or not episode.answered or episode.over:
-            events.append(EnvironmentFailed(id, turn, f"turn {turn} does not follow turn {episode.turn} as it went"))
+            reason = f"turn {turn} cannot follow turn {episode.turn}, which is pending or ended the episode"
+            events.append(EnvironmentFailed(id, turn, reason))
             return
         episode.turn = turn
         episode.answered = False
         self._answer_at(now + episode.step_s(turn), episode)
 
     def _again(self, episode: _Open, turn: int, events: list[WorkerEvent]) -> None:
-        """A repeated question: the last answer is given again; one on its way, and older turns, need none."""
+        """Handle a repeated request: repeat the last answer; pending and older turns need none."""
         if turn == episode.turn and episode.answered:
             events.append(episode.answer())
 
@@ -162,13 +163,13 @@ class SimEnvironments:
             del self._in_slot[episode.slot]
 
     def _answer_at(self, at: float, episode: _Open) -> None:
-        place = bisect_left(self._due_at, -at)  # of those of the same moment, the one that was asked first comes first
+        place = bisect_left(self._due_at, -at)  # among equal times, the one requested first is answered first
         self._due_at.insert(place, -at)
         self._due.insert(place, episode)
 
     def _give(self, now: float, events: list[WorkerEvent]) -> None:
         due, due_at = self._due, self._due_at
-        # Closed episodes are dropped at the end, whatever their time, so that nobody is woken for them.
+        # Closed episodes at the end are dropped before their time, so that they cause no wake-up.
         while due and (-due_at[-1] <= now or due[-1].closed):
             due_at.pop()
             episode = due.pop()

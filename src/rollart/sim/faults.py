@@ -1,23 +1,23 @@
-"""Faults at the port boundary: a worker that does what the inner one does, except for what was planned to go wrong.
+"""Faults at the port boundary: a worker that behaves like the inner one, except for planned faults.
 
-Every fault is drawn from a seed, belongs to a row of the list of what must survive, and counts its own injections. The
-worker inside knows nothing of it, and neither does the control plane.
+Every fault is drawn from a seed, belongs to a row of the table of faults a run must survive, and counts its injections.
+Neither the inner worker nor the control plane knows of it.
 
     row    what is injected
-    1–3    an engine is killed idle, is killed at work, stops without dying
+    1–3    an engine is killed while idle, is killed while busy, freezes
     4      every engine is killed, and none comes back
-    5      an engine comes late
-    6–8    an environment hangs, dies with its worker, is silently a blank one
+    5      an engine starts late
+    6–8    an environment hangs, dies with its worker, silently loses its state
     9      out of memory: the agent's own limit, or the host's
-    10     an environment is there, but says so too late
+    10     an environment answers too late
     11     a thousand environments at once (a property of the world)
     12–14  a reward hangs; fails for a while or answers twice; answers nonsense
     15–16  the trainer is killed after a step, or while it saves; its disk is full
-    17–18  an answer never comes, or comes twice
+    17–18  an answer is lost, or comes twice
     19     the trainer is far slower
     20–21  a sync is cut halfway, a tensor is damaged
-    22–23  the trainer, the controller, come back from a checkpoint
-    24     the link loses, doubles and delays (`sim.lossy`)
+    22–23  the trainer, the controller, restart from a checkpoint
+    24     the link loses, duplicates and delays packets (`sim.lossy`)
 """
 
 import heapq
@@ -40,9 +40,9 @@ from rollart.types.messages import (
     Refused,
     Save,
     SaveFailed,
-    Score,
     Scored,
     ScoreFailed,
+    ScoreRequest,
     Stage,
     Step,
     Trained,
@@ -60,16 +60,16 @@ Kind = Literal[
 
 MESSAGES: dict[str, type] = {
     message.__name__: message
-    for message in (Add, Observed, Save, Score, Scored, Stage, Step, Trained, TurnDone, Update, Updated)
+    for message in (Add, Observed, Save, ScoreRequest, Scored, Stage, Step, Trained, TurnDone, Update, Updated)
 }
 FACTORY = "rollart.sim.faults:FaultyWorker"
 
 
 class Fault(NamedTuple):
-    """One thing that goes wrong at the workers of one spec.
+    """One fault at the workers of one spec.
 
-    `on` names the message that triggers it; without one it happens at `at_s`. The first `skip` triggers are spared, of
-    the others `share` are hit, `limit` of them at the most. `for_s` is how long it lasts, how late an answer is, or how
+    `on` names the message that triggers it; without one it happens at `at_s`. The first `skip` triggers are spared; of
+    the others `share` are hit, at most `limit` of them. `for_s` is how long it lasts, how late an answer is, or how
     long after an answer the worker is killed.
     """
 
@@ -83,13 +83,13 @@ class Fault(NamedTuple):
     skip: int = 0
     limit: int = 1
     incarnations: int = 1
-    """How many incarnations of the spec it hits."""
+    """Number of incarnations of the spec that it hits."""
     once_struck: int = 0
-    """Only after a fault of this row has struck; 0 = at once."""
+    """Only after a fault of this row has struck; 0: unconditionally."""
 
 
 class Injections:
-    """What was really injected, by row; and how often each fault has struck."""
+    """Actual injections by row, and how often each fault has struck."""
 
     def __init__(self) -> None:
         self.rows: Counter[int] = Counter()
@@ -105,9 +105,9 @@ class Killed(Exception):
 def with_faults(
     name: str, factory: str, settings: Mapping[str, Any], faults: Sequence[Fault], injections: Injections, seed: int
 ) -> tuple[str, dict[str, Any]]:
-    """Factory and settings of a worker of spec `name` with its share of the faults.
+    """Factory and settings of a worker of spec `name`, wrapped with its faults.
 
-    A target that ends in `/` means every spec below it; any other is the name of one.
+    A target that ends in `/` matches every spec below it; any other is the name of one.
     """
     mine = [
         (number, fault)
@@ -125,7 +125,7 @@ def with_faults(
 
 
 class FaultyWorker:
-    """A worker with faults; see the module."""
+    """A worker with injected faults; see the module docstring."""
 
     def __init__(self, settings: Mapping[str, Any], wake: Callable[[], None]) -> None:
         self._build: Callable[[], Worker] = lambda: load(settings["factory"])(settings["settings"], wake)
@@ -140,7 +140,7 @@ class FaultyWorker:
         self._draws = 0
         self._key = incarnation
         self._held: list[tuple[float, int, WorkerEvent]] = []
-        """Events that are late, by when they are due."""
+        """Delayed events, by due time."""
         self._frozen_until = -math.inf
         self._doomed_at = math.inf
         self._mailbox: list[WorkerCommand] = []
@@ -179,10 +179,10 @@ class FaultyWorker:
         ]
         return Advance(out, min(wakes, default=None))
 
-    # --- what goes wrong --------------------------------------------------------------------------------------------
+    # --- injection --------------------------------------------------------------------------------------------------
 
     def _timed_faults(self, now: float) -> list[float]:
-        """Act on faults that are due; gives the times of those to come."""
+        """Act on faults that are due; returns the times of those to come."""
         later = []
         if now >= self._doomed_at:
             raise Killed("it was killed")
@@ -204,13 +204,13 @@ class FaultyWorker:
         return later
 
     def _ripe(self, fault: Fault) -> bool:
-        """Row 1 wants an idle engine, rows 2 and 3 one at work."""
+        """Row 1 needs an idle engine, rows 2 and 3 a busy one."""
         if fault.row == 1:
             return not self._working
         return fault.row not in (2, 3) or bool(self._working)
 
     def _command(self, command: WorkerCommand) -> WorkerCommand | None:
-        """The command as it reaches the worker, if it does."""
+        """The command as it reaches the worker; None if it does not."""
         if isinstance(command, Add):
             self._working.add(command.request)
         for number, fault in self._faults:
@@ -222,7 +222,7 @@ class FaultyWorker:
                 if fault.kind == "full_disk" and isinstance(command, Save):
                     self._answer(SaveFailed(command.version, "the disk is full"))
                     return None
-                if fault.kind == "fail" and isinstance(command, Score):
+                if fault.kind == "fail" and isinstance(command, ScoreRequest):
                     self._answer(ScoreFailed(command.key, "503: try again", retry=True))
                     return None
                 if fault.kind == "corrupt" and isinstance(command, Stage):
@@ -242,7 +242,7 @@ class FaultyWorker:
             if not fault.on or not isinstance(event, MESSAGES[fault.on]):
                 continue
             if fault.kind == "limit" and not (isinstance(event, Observed) and event.turn):
-                continue  # the agent has done nothing yet that could run into a limit
+                continue  # the agent has not acted yet, so it cannot hit a limit
             if not self._strikes(number, fault):
                 continue
             if fault.kind == "kill":
@@ -263,7 +263,7 @@ class FaultyWorker:
         out.append(event)
 
     def _out_of_memory(self, event: Observed) -> WorkerEvent:
-        """Of the agent's own sandbox: its result. Of the host: the environment's failure."""
+        """In the agent's own sandbox: its result. On the host: a failure of the environment."""
         if self._tick() % 2:
             return msgspec.structs.replace(event, done=True, truncated=True, reward=0.0)
         return EnvironmentFailed(event.episode, event.turn, "the host ran out of memory")

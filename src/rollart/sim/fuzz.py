@@ -1,10 +1,11 @@
-"""Worlds from seeds: randomised clusters, workloads, modes and faults, and what came of the control plane in them.
+"""Fuzz worlds from seeds: randomised clusters, workloads, modes and faults.
 
-A seed decides everything, so a failure replays. A world is a value: a shrinker takes things out of it for as long as it
-still fails.
+A seed decides everything, so a failure can be replayed. A world is a value: a shrinker removes parts of it as long as
+it still fails.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rollart.config.algorithm import AdvantageKind
@@ -15,10 +16,12 @@ from rollart.sim.lossy import LinkFaults
 from rollart.types.trajectory import StaleTreatment
 
 SECONDS_FOREVER = math.inf
+PATIENT_S = 600.0
+"""Share deadline of a task that has the time to fill in for others."""
 
 
 class World(NamedTuple):
-    """One world: a scenario as tables, and what goes wrong in it."""
+    """One world: a scenario as tables, and its faults."""
 
     seed: int
     tables: dict[str, Any]
@@ -28,12 +31,17 @@ class World(NamedTuple):
 
     @property
     def fatal(self) -> bool:
-        """Whether the run cannot survive: it must end with a typed error then."""
+        """Whether the run cannot survive, and so must end with a typed error."""
         return any(fault.row == 4 for fault in self.faults)
 
 
+def one_task_is_patient(tables: Mapping[str, Any]) -> bool:
+    """Whether some task has time to fill in for a hasty one: without it an unfilled share is the world's own fault."""
+    return any(task["share_deadline_s"] >= PATIENT_S for task in tables["tasks"].values())
+
+
 class _Dice:
-    """Draws in order from one seed."""
+    """Successive draws from one seed."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -59,6 +67,7 @@ def make_world(seed: int, mode: Mode | None = None) -> World:
     dice = _Dice(seed)
     drawn = list(Mode)[seed % len(Mode)]
     tables = _tables(dice, mode or drawn, seed) | {"algorithm": _algorithm(_Dice(mix(seed, stable_int("algorithm"))))}
+    _congest(_Dice(mix(seed, stable_int("congestion"))), tables)
     if dice.chance(0.02):
         return _fatal_world(seed, tables)
     tasks, pools = list(tables["tasks"]), list(tables["pools"])
@@ -74,7 +83,7 @@ def make_world(seed: int, mode: Mode | None = None) -> World:
         )
     deaths = tuple(sorted(dice.real(1.0, 40.0) for _ in range(dice.one_of(0, 0, 0, 1, 2))))
     if len(tasks) > 1 and dice.chance(0.4):
-        # One task that often fails to fill its share in time: others fill in. The rest are patient, so they can.
+        # One task that often misses its share deadline, so that others fill in. The rest are patient enough to do so.
         tables["tasks"][dice.one_of(*tasks)]["share_deadline_s"] = dice.real(0.5, 20.0)
     return World(seed, tables, tuple(faults), link, deaths)
 
@@ -120,7 +129,9 @@ def _tables(dice: _Dice, mode: Mode, seed: int) -> dict[str, Any]:
         "deadlines": {
             "engine_silent_s": 10.0,
             "turn_s": 60.0,
-            "engine_joins_s": 45.0,
+            "worker_starts_s": 45.0,
+            "model_loads_s": 45.0,
+            "no_engine_s": 45.0,
             "stage_s": 30.0,
             "update_s": 20.0,
             "train_s": 120.0,
@@ -134,7 +145,7 @@ def _tables(dice: _Dice, mode: Mode, seed: int) -> dict[str, Any]:
 
 
 def _algorithm(dice: _Dice) -> dict[str, Any]:
-    """Drawn from dice of its own, so that the rest of a world does not depend on it."""
+    """Drawn from its own dice, so that the rest of a world does not depend on it."""
     algorithm = {
         "advantage": dice.one_of(*(kind.value for kind in AdvantageKind)),
         "filter_zero_variance": dice.chance(0.2),
@@ -142,6 +153,17 @@ def _algorithm(dice: _Dice) -> dict[str, Any]:
     if algorithm["filter_zero_variance"] and dice.chance(0.5):
         algorithm["filter_limit"] = dice.one_of(0.0, 0.5, 1.0, 3.0)
     return algorithm
+
+
+def _congest(dice: _Dice, tables: dict[str, Any]) -> None:
+    """In a few worlds rewards are the bottleneck: one slot, and more to score than it gets done within a deadline.
+
+    Drawn from dice of its own too.
+    """
+    if dice.chance(0.04):
+        tables["reward_workers"] = tables["sim"]["reward"]["slots"] = 1
+        for task in tables["sim"]["tasks"].values():
+            task["reward_s"]["median"] = dice.real(0.8, 2.0)
 
 
 def _task(dice: _Dice, share: int, *, crowd: bool) -> dict[str, Any]:
@@ -156,7 +178,7 @@ def _task(dice: _Dice, share: int, *, crowd: bool) -> dict[str, Any]:
         "stale": dice.one_of(*(treatment.value for treatment in StaleTreatment)),
         "reset_deadline_s": 15.0,
         "step_deadline_s": 10.0,
-        "share_deadline_s": 600.0,
+        "share_deadline_s": PATIENT_S,
         "eval_episodes": dice.whole(1, 6),
     }
 
@@ -193,21 +215,22 @@ def _workload(dice: _Dice) -> dict[str, Any]:
 
 
 def _faults(dice: _Dice, tasks: list[str], pools: list[str], tables: dict[str, Any]) -> list[Fault]:
-    """A handful of faults, or none in one world of ten."""
+    """A handful of faults; none in one world of ten."""
     if dice.chance(0.1):
         return []
     chosen = [_one_fault(dice, tasks, pools, tables) for _ in range(dice.whole(1, 5))]
     if dice.chance(0.1):
         chosen += _cut_rolling_update(dice, pools, tables)
     elif dice.chance(0.3):
-        # A sync that takes a while is where it can be cut, and where engines of two versions serve side by side.
+        # A slow sync can be cut, and lets engines of two versions serve concurrently.
         slow = dice.real(0.2, 4.0)
         chosen.append(Fault(20, "late", "engine/", on="Updated", for_s=slow, limit=10_000, incarnations=100))
     return chosen
 
 
 def _cut_rolling_update(dice: _Dice, pools: list[str], tables: dict[str, Any]) -> list[Fault]:
-    """Engines commit in turn and slowly, and some die soon after: what they had moves while two versions are served."""
+    """A slow rolling update in which an engine dies soon after its commit: its turns move while two versions are
+    served."""
     tables["rolling_update"] = True
     slow = dice.real(1.0, 4.0)
     first_ones = sum(tables["pools"][pool]["engines"] for pool in pools)
@@ -223,7 +246,7 @@ def _cut_rolling_update(dice: _Dice, pools: list[str], tables: dict[str, Any]) -
 
 
 def _engines_but_one(pools: list[str], tables: dict[str, Any]) -> list[str]:
-    """All but the first engine of the first pool: the design promises progress while one is healthy."""
+    """All but the first engine of the first pool: progress is only guaranteed while one is healthy."""
     return [f"engine/{pool}/{index}" for pool in pools for index in range(tables["pools"][pool]["engines"])][1:]
 
 
@@ -247,8 +270,8 @@ def _one_fault(dice: _Dice, tasks: list[str], pools: list[str], tables: dict[str
         Fault(8, "blank", task, at_s=at),
         Fault(9, "limit", task, on="Observed", share=share, limit=some),
         Fault(10, "late", task, on="Observed", share=share, limit=some, for_s=dice.real(10.0, 40.0)),
-        Fault(12, "hang", "reward/", on="Score", share=share, limit=some),
-        Fault(13, "fail", "reward/", on="Score", share=share, limit=some),
+        Fault(12, "hang", "reward/", on="ScoreRequest", share=share, limit=some),
+        Fault(13, "fail", "reward/", on="ScoreRequest", share=share, limit=some),
         Fault(13, "double", "reward/", on="Scored", share=share, limit=some),
         Fault(14, "nonsense", "reward/", on="Scored", share=share, limit=some),
         Fault(15, "kill", "trainer/", on="Trained", skip=dice.whole(0, 3)),

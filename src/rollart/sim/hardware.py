@@ -1,16 +1,16 @@
-"""The hardware model: how long work takes, from first principles. The one module to replace for another model.
+"""Hardware model: how long work takes, from first principles. Replace this module to use another model.
 
-Everything else in `sim` asks `Roofline` for seconds and tokens and knows no number of any GPU. Times are sums and
-maxima of work over rate, so they are positive, grow with the work, and need no calibration run:
+The rest of `sim` asks `Roofline` for seconds and tokens and contains no GPU constants. Times are sums and maxima of
+work over rate, so they are positive, grow with the work, and need no calibration run:
 
     P parameters, L layers, H hidden width, A = query heads × head size, r ranks of one replica
     F = r · TFLOPS · MFU            FLOP/s that a replica reaches
-    B = r · TB/s · efficiency       bytes/s out of its HBM
+    B = r · TB/s · efficiency       bytes/s from its HBM
 
-The rates are the paper's data sheet. The efficiencies are assumptions, usual values of serving and training engines and
-the same for both GPU classes, so that the classes differ by their data sheet alone; none was fitted to the paper.
-Training is a lower bound: it leaves out attention, activation recompute, padding and the optimiser's traffic, and comes
-out at a quarter or less of the one training time that the paper gives (a test holds the figures).
+The rates are the paper's data sheet. The efficiencies are assumptions: typical values of serving and training engines,
+the same for both GPU classes so that the classes differ only by their data sheets; none was fitted to the paper.
+Training time is a lower bound: it omits attention, activation recompute, padding and the optimiser's traffic, and is at
+most a quarter of the one training time given in the paper (a test pins the figures).
 """
 
 from functools import lru_cache
@@ -35,9 +35,9 @@ class Hardware(Strict):
     train_mfu: float = Field(default=0.40, gt=0, le=1)
     bandwidth_efficiency: float = Field(default=0.75, gt=0, le=1)
     hbm_share: float = Field(default=0.90, gt=0, le=1)
-    """Share of the memory that weights and KV cache may take."""
+    """Share of memory available to weights and KV cache."""
     step_overhead_s: float = Field(default=0.002, ge=0)
-    """What a decode step costs beside the device: scheduling, launches, sampling."""
+    """Cost of a decode step outside the device: scheduling, launches, sampling."""
 
 
 H20 = Hardware(name="H20", tflops=148.0, hbm_gb=96.0, hbm_tb_s=4.0, nvlink_gb_s=900.0, cost=1.00)
@@ -45,13 +45,13 @@ H800 = Hardware(name="H800", tflops=989.5, hbm_gb=80.0, hbm_tb_s=3.35, nvlink_gb
 FAST = Hardware(name="fast", tflops=2.0, hbm_gb=1.0, hbm_tb_s=0.01, nvlink_gb_s=10.0, cost=2.0, step_overhead_s=0.0005)
 """A CPU-class device with more arithmetic: better at prefill and training."""
 WIDE = Hardware(name="wide", tflops=0.5, hbm_gb=1.0, hbm_tb_s=0.04, nvlink_gb_s=10.0, cost=1.0, step_overhead_s=0.0005)
-"""A CPU-class device with more bandwidth: better at decode, up to batches of about 32; beyond, arithmetic binds it."""
+"""A CPU-class device with more bandwidth: better at decode, up to batches of about 32; then arithmetic binds."""
 
 HARDWARE = {hardware.name: hardware for hardware in (H20, H800, FAST, WIDE)}
 
 
 class ModelProfile(Strict):
-    """The shape of a dense decoder: all that its costs depend on."""
+    """The shape of a dense decoder, which determines its costs."""
 
     name: str
     params: int = Field(gt=0)
@@ -88,7 +88,7 @@ MODELS = {model.name: model for model in (QWEN3_8B, QWEN3_14B, QWEN3_32B, TINY)}
 
 
 class Roofline:
-    """Times of one replica of `ranks` devices that hold one copy of the model between them (tensor parallel)."""
+    """Times of one replica: `ranks` devices that share one copy of the model (tensor parallel)."""
 
     def __init__(self, hardware: Hardware, model: ModelProfile, ranks: int = 1) -> None:
         if ranks < 1:
@@ -112,7 +112,7 @@ class Roofline:
         self._forward_token_s = 2 * model.params / train_flops
 
     def prefill_s(self, new_tokens: int, context_tokens: int) -> float:
-        """Compute `new_tokens` that follow `context_tokens` whose KV is there. With n new after c:
+        """Time to compute `new_tokens` after `context_tokens` with existing KV. With n new after c:
 
             (2·P·n + 4·L·A·(n·c + n²/2)) / F  +  n · all-reduce
 
@@ -122,7 +122,7 @@ class Roofline:
         return new_tokens * (self._token_s + self._shared_s) + pairs * self._pair_s
 
     def decode_step_s(self, batch: int, kv_tokens: float) -> float:
-        """One token for each of `batch` requests that attend to `kv_tokens` between them:
+        """Time of one token for each of `batch` requests that attend to `kv_tokens` in total:
 
         max((weights + KV bytes) / B,  (2·P·batch + 4·L·A·kv_tokens) / F)  +  batch · all-reduce  +  overhead
         """
@@ -152,11 +152,11 @@ class Roofline:
 
     @staticmethod
     def transfer_s(nbytes: int, gb_s: float) -> float:
-        """`nbytes` over a link of `gb_s` GB/s."""
+        """Time of `nbytes` over a link of `gb_s` GB/s."""
         return nbytes / (gb_s * 1e9)
 
 
 @lru_cache(maxsize=64)
 def shared_roofline(hardware: Hardware, model: ModelProfile, ranks: int) -> Roofline:
-    """One for all replicas of a kind: a thousand copies of it would not stay in the processor's cache."""
+    """One instance for all replicas of a kind: a thousand copies would not stay in the processor's cache."""
     return Roofline(hardware, model, ranks)

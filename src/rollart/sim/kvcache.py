@@ -1,11 +1,11 @@
-"""The KV memory of a simulated engine: what runs, and the prefixes of sessions between their turns.
+"""KV memory of a simulated engine: running requests, and prefixes of sessions between their turns.
 
     reserved (running requests) + idle (cached prefixes)  ≤  capacity,  always
 
-A running request reserves room for its context and its whole answer before it starts, so that nothing is evicted in
-mid-turn. The simulator knows how long the answer will be; a real engine would admit more and preempt now and then. Idle
-prefixes give way, the least recently used first, and their sessions are then unknown here. An update makes KV void in
-place: such a session stays known, takes no room, and is computed again when it goes on.
+A request reserves memory for its context and its whole answer before it starts, so nothing is evicted mid-turn. The
+simulator knows the answer's length in advance; a real engine would admit more and sometimes preempt. Idle prefixes are
+evicted, least recently used first, and their sessions forgotten. An update invalidates KV in place: such a session
+stays known, takes no memory, and is recomputed when it continues.
 """
 
 from rollart.types.ids import TrajectoryId
@@ -14,7 +14,7 @@ from rollart.types.ids import TrajectoryId
 class Session:
     """A trajectory's prefix of `tokens`; void unless `epoch` is the cache's. Busy while a request runs on it.
 
-    Idle is what is neither: it takes room, and may be evicted.
+    A session that is neither is idle: it takes memory and may be evicted.
     """
 
     __slots__ = ("busy", "epoch", "id", "kept", "tokens")
@@ -25,7 +25,7 @@ class Session:
         self.epoch = -1
         self.busy = False
         self.kept = 0
-        """The how manieth that was kept here: the least of the idle ones is the least recently used."""
+        """Sequence number of the last `keep`: the smallest among idle sessions is the least recently used."""
 
 
 class KvCache:
@@ -47,7 +47,7 @@ class KvCache:
         self._sessions: dict[TrajectoryId, Session] = {}
 
     def find(self, id: TrajectoryId, prefix_tokens: int) -> Session | None:
-        """The session, if exactly this prefix of it is known here, void or not."""
+        """The session, if exactly this prefix of it is known, void or not."""
         session = self._sessions.get(id)
         if session is None or session.busy or session.tokens != prefix_tokens:
             return None
@@ -57,7 +57,7 @@ class KvCache:
         return session.epoch != self._epoch
 
     def reserve(self, need_tokens: int, session: Session | None) -> bool:
-        """Make room for a request that takes over the prefix of `session`. False: no room, and nothing changed."""
+        """Reserve memory for a request that takes over the prefix of `session`. False: no room, and nothing changed."""
         if self.reserved_tokens + need_tokens > self.capacity_tokens:
             return False
         if session is not None:
@@ -70,7 +70,7 @@ class KvCache:
         return True
 
     def open(self, id: TrajectoryId) -> Session:
-        """A new session that replaces what was known under this id. Busy: its request has reserved."""
+        """A new session that replaces any other with this id. Busy: its request has already reserved."""
         self.end(id)
         session = self._sessions[id] = Session(id)
         session.busy = True
@@ -92,19 +92,19 @@ class KvCache:
             self.idle_tokens += tokens
 
     def lose(self, session: Session, need_tokens: int) -> None:
-        """A request ended before its context was computed: there is nothing to go on from."""
+        """A request ended before its context was computed: no prefix is kept."""
         self.reserved_tokens -= need_tokens
         if self._sessions.get(session.id) is session:
             del self._sessions[session.id]
 
     def end(self, id: TrajectoryId) -> None:
-        """Forget a session; a request that runs on it keeps its reservation until it ends."""
+        """Forget a session; a request running on it keeps its reservation until it ends."""
         session = self._sessions.pop(id, None)
         if session is not None:
             self._wake(session)
 
     def void_all(self) -> None:
-        """The weights changed."""
+        """Invalidate all KV, because the weights changed."""
         self._epoch += 1
         self.idle_tokens = 0
 

@@ -1,8 +1,8 @@
 """An asyncio event loop whose clock jumps to the next timer.
 
-Nothing ever sleeps: when no callback is ready, time is set to exactly the moment of the next timer. The order of
-callbacks depends on nothing but the program, so the same program gives the same run in every process. When nothing is
-ready and no timer is left, nothing can ever happen again: the loop raises `VirtualDeadlock` instead of hanging.
+Nothing ever sleeps: when no callback is ready, time is set to exactly the next timer. The order of callbacks depends
+only on the program, so the same program gives the same run in every process. When nothing is ready and no timer is
+left, the loop raises `VirtualDeadlock` instead of hanging.
 """
 
 import asyncio
@@ -22,27 +22,27 @@ Ts = TypeVarTuple("Ts")
 
 
 _MANY = 100
-"""Cancelled timers that are not worth a clean-up."""
+"""Number of cancelled timers below which no clean-up is worthwhile."""
 _PER_SECOND = 16
-"""Timers of the same sixteenth of a second are sorted together, when their time has come."""
+"""Timers of the same sixteenth of a second are sorted together, once their time has come."""
 
 
 class VirtualDeadlock(StalledRun):
-    """Every task waits for something that no timer will bring."""
+    """Every task waits for something that no timer will trigger."""
 
 
 class _NoSelector:
-    """Stands where a loop waits for I/O; here there is none."""
+    """Stand-in for a loop's I/O selector; there is no I/O."""
 
     def close(self) -> None:
         pass
 
 
 class Alarm:
-    """The least that the loop can be given to run: `_run` is called unless `_cancelled` is set by then.
+    """Minimal handle that the loop can run: `_run` is called unless `_cancelled` is set by then.
 
-    For whoever is called very often. It may be set again once it ran, runs in no context of its own, and an error of
-    it ends the loop.
+    For very frequent callbacks. An alarm may be set again once it has run, runs in no context of its own, and an error
+    in it ends the loop.
     """
 
     __slots__ = ("_cancelled",)
@@ -55,10 +55,10 @@ class Alarm:
 
 
 class _Timers:
-    """Timers and, beside them, their times with the sign turned: so that, once sorted, the last one comes next.
+    """Timers and a parallel array of their negated times, so that, once sorted, the last one comes next.
 
-    Two flat lists and no object per timer: a large run has a timer for every worker, and they are not looked at again
-    before their time has come.
+    Two flat lists instead of an object per timer: a large run has a timer for every worker, and they are not touched
+    again before their time has come.
     """
 
     __slots__ = ("handles", "times")
@@ -68,18 +68,18 @@ class _Timers:
         self.handles: list[asyncio.TimerHandle | Alarm] = []
 
     def add(self, when: float, handle: "asyncio.TimerHandle | Alarm") -> None:
-        """Set a timer; unsorted."""
+        """Add a timer, unsorted."""
         self.times.append(-when)
         self.handles.append(handle)
 
     def insert(self, when: float, handle: "asyncio.TimerHandle | Alarm") -> None:
-        """Set a timer among sorted ones: after those of the same moment, so before them in the list."""
+        """Insert a timer among sorted ones: to run after those of the same time, so before them in the list."""
         place = bisect_left(self.times, -when)
         self.times.insert(place, -when)
         self.handles.insert(place, handle)
 
     def sort(self) -> None:
-        """From the order in which they were set; those of the same moment keep it."""
+        """Sort timers that are in insertion order; those of the same time keep it."""
         times, handles = self.times, self.handles
         order = sorted(range(len(times) - 1, -1, -1), key=times.__getitem__)
         self.times = array("d", [times[place] for place in order])
@@ -95,7 +95,7 @@ class _Timers:
 
 
 class _Soon(asyncio.Handle):
-    """What `call_soon` gives: a handle without what only a debugger reads, because a run makes two for every turn."""
+    """Handle returned by `call_soon`, without debugging fields: a run creates two for every turn."""
 
     __slots__ = ()
     _repr = None
@@ -119,7 +119,7 @@ class _Soon(asyncio.Handle):
             self._context.run(self._callback, *self._args)
         except (SystemExit, KeyboardInterrupt):
             raise
-        except BaseException as error:  # noqa: BLE001 - as every asyncio loop: said, and the loop goes on
+        except BaseException as error:  # noqa: BLE001 - as in every asyncio loop: reported, and the loop goes on
             self._loop.call_exception_handler(
                 {"message": f"Exception in callback {self._callback!r}", "exception": error, "handle": self}
             )
@@ -128,10 +128,10 @@ class _Soon(asyncio.Handle):
 class VirtualLoop(asyncio.BaseEventLoop):
     """Single-threaded: `call_soon_threadsafe` is `call_soon`, and there is no I/O.
 
-    A run in virtual time does little else than set timers and run callbacks, so both are done here and not in the base
-    class: its timers are compared in Python, and in no defined order where they are equal. Here those of the same
-    moment run in the order in which they were set. One heap of them all would be the largest cost of a large run, for
-    it is spread over all memory: those that come next are sorted, and the rest wait as they came.
+    A run in virtual time mostly sets timers and runs callbacks, so both are reimplemented here: the base class compares
+    timers in Python, with an undefined order among equal ones. Here timers of the same time run in the order in which
+    they were set. A single heap would be the largest cost of a large run, because it spreads over all memory: only the
+    next timers are sorted, the rest are kept in insertion order.
     """
 
     _ready: "deque[asyncio.Handle | Alarm]"
@@ -145,11 +145,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Sorted: all timers up to the end of slice `_slice`."""
         self._slice = -1
         self._later: dict[int, _Timers] = {}
-        """The others, by slice, unsorted."""
+        """The other timers, by slice, unsorted."""
         self._slices: list[int] = []
-        """A heap of the keys of `_later`."""
+        """Heap of the keys of `_later`."""
         self._set = 0
-        """Timers that are set, cancelled ones too."""
+        """Number of timers, including cancelled ones."""
         self._cancelled = 0
         self._selector = _NoSelector()
 
@@ -191,7 +191,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         waiting.add(when, timer)
 
     def _next_at(self) -> float:
-        """When the next timer rings, with it on top of `_timers`; infinite if there is none. Drops cancelled ones."""
+        """Time of the next timer, which is then last in `_timers`; infinite if there is none. Drops cancelled ones."""
         while True:
             timers = self._timers
             while timers.handles and timers.handles[-1]._cancelled:
@@ -208,7 +208,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._timers.sort()
 
     def alarm_soon(self, alarm: Alarm) -> None:
-        """Run `alarm` in the next pass of the loop, in turn with what `call_soon` was given."""
+        """Run `alarm` in the next pass of the loop, in order with `call_soon` callbacks."""
         self._ready.append(alarm)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
@@ -216,10 +216,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._cancelled += 1
 
     def _run_once(self) -> None:
-        """Run until told to stop, pass by pass: move the clock if nothing is ready, then run what is ready now.
+        """Run until stopped, pass by pass: advance the clock if nothing is ready, then run what is ready now.
 
-        What a pass adds runs in the next one, after the timers that are due by then. The base class would do one pass
-        per call; a turn of an agent takes six.
+        Callbacks added in a pass run in the next one, after the timers that are due by then. The base class makes one
+        pass per call; an agent's turn takes six.
         """
         ready = self._ready
         while True:
@@ -240,7 +240,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 return
 
     def _ring(self, now: float) -> None:
-        """Make ready what is due; no slice but the first has any of it."""
+        """Make due timers ready; only the first slice can have any."""
         times, handles = self._timers.times, self._timers.handles
         before = len(handles)
         while handles and -times[-1] <= now:
@@ -278,7 +278,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         tasks = sorted(task.get_name() for task in asyncio.all_tasks(self))
         raise VirtualDeadlock(
             f"nothing is scheduled at {self._now:.3f} s of virtual time, and these tasks still wait: "
-            f"{', '.join(tasks) or 'none'}. A wait without a deadline is a bug of rollart."
+            f"{', '.join(tasks) or 'none'}. A wait without a deadline is a bug in rollart."
         )
 
     def _write_to_self(self) -> None:
@@ -286,7 +286,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end in virtual time, starting at 0."""
+    """Run a coroutine to completion in virtual time, starting at 0."""
     loop = VirtualLoop()
     try:
         return loop.run_until_complete(main)
@@ -296,7 +296,7 @@ def run_virtual(main: Coroutine[Any, Any, T]) -> T:
 
 
 def cancel_rest(loop: VirtualLoop) -> None:
-    """Let tasks that the main coroutine left behind run their `finally` blocks, in the order of their names."""
+    """Let tasks left behind by the main coroutine run their `finally` blocks, in order of name."""
     rest = sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())
     for task in rest:
         task.cancel()

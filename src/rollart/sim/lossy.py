@@ -1,7 +1,7 @@
-"""A virtual runtime whose links lose, double, delay and reorder packets, and are cut for seconds at a time.
+"""A virtual runtime whose links lose, duplicate, delay and reorder packets, and are cut for seconds at a time.
 
-Both ends of every link speak `ports.channel`, so above it nothing is lost: what is left of a bad link is delay, and of
-one that stays silent a dead worker. That is the promise that this runtime, like every other, is held to.
+Both ends of every link use `ports.channel`, so nothing is lost above it: a bad link causes only delay, and a silent one
+a dead worker, as in every runtime.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from rollart.ports.runtime import Listener
 from rollart.sim.draws import uniform
 from rollart.sim.faults import Injections
 from rollart.sim.runtime import VirtualRuntime
-from rollart.types.errors import InvariantBroken
+from rollart.types.errors import InvariantBroken, RuntimeLost
 from rollart.types.ids import WorkerId
 from rollart.types.messages import Role, WorkerCommand, WorkerEvent, WorkerInfo
 
@@ -21,7 +21,7 @@ ROW = 24
 
 
 class LinkFaults(NamedTuple):
-    """How bad the links are. A cut of `cut_s` comes every `cut_every_s`; 0 = never."""
+    """How bad the links are. A cut of `cut_s` occurs every `cut_every_s`; 0: never."""
 
     seed: int
     loss: float = 0.0
@@ -42,7 +42,7 @@ class _Link:
 
 
 class LossyRuntime:
-    """Wraps a `VirtualRuntime`; built inside the running loop."""
+    """Wraps a `VirtualRuntime`; must be built inside the running loop."""
 
     def __init__(self, faults: LinkFaults, injections: Injections) -> None:
         self._loop = asyncio.get_running_loop()
@@ -57,8 +57,10 @@ class LossyRuntime:
         self._listener = listener
         self._inner.listen(self)
 
-    def spawn(self, worker: WorkerId, role: Role, factory: str, settings: Mapping[str, Any]) -> None:
-        self._inner.spawn(worker, role, factory, settings)
+    def spawn(
+        self, worker: WorkerId, role: Role, factory: str, settings: Mapping[str, Any], *, python: str = ""
+    ) -> None:
+        self._inner.spawn(worker, role, factory, settings, python=python)
         self._links[worker] = _Link(worker, self._faults, self._loop.time())
 
     def post(self, worker: WorkerId, commands: Sequence[WorkerCommand]) -> None:
@@ -76,7 +78,7 @@ class LossyRuntime:
             self._drop(worker)
         await self._inner.close()
 
-    # What the workers' side tells.
+    # Listener of the inner runtime.
 
     def joined(self, worker: WorkerId, info: WorkerInfo) -> None:
         self._tell().joined(worker, info)
@@ -91,10 +93,13 @@ class LossyRuntime:
         self._drop(worker)
         self._tell().died(worker, reason)
 
+    def failed(self, error: RuntimeLost) -> None:
+        self._tell().failed(error)
+
     # The link.
 
     def _pump(self, link: _Link) -> None:
-        """Transmit what is due on both sides, and come back when something will be."""
+        """Transmit what is due on both sides, and schedule the next call."""
         if self._links.get(link.worker) is not link:
             return
         now = self._loop.time()
@@ -153,7 +158,7 @@ class LossyRuntime:
 
     def _tell(self) -> Listener:
         if self._listener is None:
-            raise InvariantBroken("spawn before listen: nobody would hear of the worker")
+            raise InvariantBroken("spawn before listen: the worker's events would be lost")
         return self._listener
 
 

@@ -1,4 +1,4 @@
-"""Prompts of simulated tasks: numbers, each the seed of everything that is drawn for it."""
+"""Prompts of simulated tasks: numbers, each the seed of everything drawn for it."""
 
 from rollart.ports.prompts import Cursor
 from rollart.types.errors import RequestError
@@ -7,7 +7,7 @@ from rollart.types.trajectory import Prompt
 
 
 class CountingPrompts:
-    """Seeds from `first` on, without end."""
+    """Endless seeds from `first` on."""
 
     def __init__(self, task: str, first: int) -> None:
         self._task = task

@@ -1,7 +1,7 @@
-"""Simulated reward functions: a few slots of a dedicated machine, or serverless functions that scale to zero.
+"""Simulated reward functions: fixed slots on a dedicated machine, or serverless functions that scale to zero.
 
-Every `Score` is answered by one `Scored`, whose value is the sum of the turn rewards. A question asked again before its
-answer is one question; asked again after it, it is answered again.
+Every `ScoreRequest` is answered by one `Scored`, whose value is the sum of the turn rewards. A duplicate request is
+ignored while the first is pending, and answered again afterwards.
 """
 
 import heapq
@@ -13,7 +13,7 @@ from typing import Any
 from rollart.ports.worker import Advance
 from rollart.sim.workload import shared_workloads
 from rollart.types.errors import InvariantBroken
-from rollart.types.messages import RewardInfo, Score, Scored, ScoreFailed, WorkerCommand, WorkerEvent
+from rollart.types.messages import RewardInfo, Scored, ScoreFailed, ScoreRequest, WorkerCommand, WorkerEvent
 
 _UNLIMITED = 1_000_000
 
@@ -21,9 +21,9 @@ _UNLIMITED = 1_000_000
 class SimReward:
     """One reward worker. Settings:
 
-    tasks: Mapping[str, TaskProfile]    seed: int    slots: int    calls at once, others wait in order
-    serverless: bool                    no limit but `slots`, if given; the first call after a silence of `idle_s`, and
-    cold_start_s: float, idle_s: float  those that arrive meanwhile, wait `cold_start_s` for the function to start
+    tasks: Mapping[str, TaskProfile]    seed: int    slots: int    concurrent calls; others wait in order
+    serverless: bool                    no limit except `slots`, if given; the first call after being idle for
+    cold_start_s: float, idle_s: float  `idle_s`, and those that arrive meanwhile, wait `cold_start_s`
     """
 
     def __init__(self, settings: Mapping[str, Any], _wake: Callable[[], None]) -> None:
@@ -35,7 +35,7 @@ class SimReward:
         self._workloads = shared_workloads(settings["tasks"], seed)
         self._commands: list[WorkerCommand] = []
         self._open: set[str] = set()
-        self._queue: deque[Score] = deque()
+        self._queue: deque[ScoreRequest] = deque()
         self._due: list[tuple[float, int, Scored]] = []
         self._asked = 0
         self._warm_at = 0.0
@@ -53,8 +53,8 @@ class SimReward:
         if self._commands:
             commands, self._commands = self._commands, []
             for command in commands:
-                if not isinstance(command, Score):
-                    raise InvariantBroken(f"a reward worker does not take {type(command).__name__}")
+                if not isinstance(command, ScoreRequest):
+                    raise InvariantBroken(f"a reward worker does not accept {type(command).__name__}")
                 self._ask(command, events)
             self._start(now)
             self._give(now, events)
@@ -65,7 +65,7 @@ class SimReward:
         self._queue.clear()
         self._due.clear()
 
-    def _ask(self, score: Score, events: list[WorkerEvent]) -> None:
+    def _ask(self, score: ScoreRequest, events: list[WorkerEvent]) -> None:
         if score.key in self._open:
             return
         if score.task not in self._workloads:
@@ -79,7 +79,7 @@ class SimReward:
             score = self._queue.popleft()
             begin = now
             if self._serverless:
-                # Silence is counted from the last answer, and there is none while a call is on its way.
+                # Idle time is counted from the last answer, and only while no call is pending.
                 if not self._due and now - self._last_used > self._idle_s:
                     self._warm_at = now + self._cold_start_s
                 self._last_used = now
@@ -95,5 +95,5 @@ class SimReward:
             self._open.discard(answer.key)
             self._last_used = max(self._last_used, at)
             events.append(answer)
-            # A queued call starts when a slot gets free, also when this call of `advance` comes late.
+            # A queued call starts when a slot becomes free, even if this call of `advance` comes late.
             self._start(at)

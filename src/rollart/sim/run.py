@@ -1,4 +1,4 @@
-"""Run a scenario: the real control plane, in virtual time, over the modelled world."""
+"""Run a scenario: the real control plane, in virtual time, over modelled workers."""
 
 import gc
 from collections.abc import Iterator
@@ -25,14 +25,14 @@ from rollart.types.messages import Role
 
 
 class Simulated(NamedTuple):
-    """A run that is over: its journal, unless a sink of the caller's got it, and what stopped it, if anything did."""
+    """A finished run: its journal, unless the caller passed a sink, and the error that stopped it, if any."""
 
     events: list[JournalEvent]
     error: RollartError | None
 
 
 def simulate(scenario: Scenario, sink: EventSink | None = None) -> Simulated:
-    """Run to the end in virtual time. A `sink` gets the journal instead of the list that comes back."""
+    """Run to the end in virtual time. With a `sink`, the journal goes there instead of the returned list."""
     journal = MemoryJournal()
     error: RollartError | None = None
 
@@ -49,11 +49,11 @@ def simulate(scenario: Scenario, sink: EventSink | None = None) -> Simulated:
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Let the cyclic garbage collector run seldom, and as before afterwards.
+    """Run the cyclic garbage collector rarely, and restore its thresholds afterwards.
 
-    A simulation makes objects by the million and hardly a cycle among them: at the usual thresholds the collector takes
-    a tenth of a run over 2,048 trajectories, and more of a larger one, to find next to nothing. It stays on, since a
-    trajectory that ends by an exception does leave a cycle.
+    A simulation creates millions of objects with hardly a cycle among them: at the default thresholds the collector
+    takes a tenth of a run over 2,048 trajectories, and more of a larger one, to find next to nothing. It stays enabled
+    because a trajectory that ends by an exception does leave a cycle.
     """
     before = gc.get_threshold()
     gc.set_threshold(100_000, 50, 100)
@@ -64,7 +64,7 @@ def _rare_collections() -> Iterator[None]:
 
 
 def parts(scenario: Scenario, journal: EventSink, checkpoints: SimCheckpoints | None = None) -> Parts:
-    """The simulated world, behind the ports. Built inside the running loop."""
+    """The simulated world, behind the ports. Must be built inside the running loop."""
     store = SimStore()
     return Parts(
         runtime=VirtualRuntime(),
@@ -81,7 +81,7 @@ def parts(scenario: Scenario, journal: EventSink, checkpoints: SimCheckpoints | 
 
 
 def _prompts(scenario: Scenario, *, held_out: bool) -> dict[str, PromptSource]:
-    """Training and held-out prompts, apart, and other ones for every seed of the run."""
+    """Disjoint training and held-out prompts, different for every seed of the run."""
     first = (2 * scenario.config.seed + int(held_out)) << 32
     return {task: CountingPrompts(task, first) for task in scenario.config.tasks}
 

@@ -1,7 +1,7 @@
-"""The virtual runtime: workers as timers of the virtual loop.
+"""Virtual runtime: workers as timers of the virtual loop.
 
 A worker is driven when commands arrive and at its `wake_at`. Commands posted in one pass of the loop reach the worker
-together, after the pass. Driving workers is half of what a simulation does, hence the bare `Alarm`s.
+together, after the pass. Driving workers is half of a simulation's work, hence the bare `Alarm`s.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from rollart.ports.factory import load
 from rollart.ports.runtime import Listener
 from rollart.ports.worker import Worker
 from rollart.sim.loop import Alarm, VirtualLoop
-from rollart.types.errors import InvariantBroken
+from rollart.types.errors import InvariantBroken, RequestError
 from rollart.types.ids import WorkerId
 from rollart.types.messages import Role, WorkerCommand
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Hosted(Alarm):
-    """A worker. In the loop as its own alarm while `scheduled`: commands arrived."""
+    """A worker. `scheduled`: commands have arrived, and it is in the loop as its own alarm."""
 
     __slots__ = ("id", "pending", "queued_at", "runtime", "scheduled", "timer", "wake_at", "worker")
 
@@ -36,7 +36,7 @@ class _Hosted(Alarm):
         self.timer = _Timer(self)
         self.wake_at = math.inf
         self.queued_at = math.inf
-        """When the timer rings: at `wake_at` or, if that has moved to later since, before it."""
+        """Time of the queued timer: `wake_at`, or earlier if that has been postponed since."""
 
     def _run(self) -> None:
         self.scheduled = False
@@ -44,7 +44,7 @@ class _Hosted(Alarm):
 
 
 class _Timer(Alarm):
-    """Drives a worker at its `wake_at`. A wake-up that moves to later costs nothing until the earlier one rings."""
+    """Drives a worker at its `wake_at`. Postponing a wake-up costs nothing until the earlier one fires."""
 
     __slots__ = ("hosted",)
 
@@ -57,12 +57,12 @@ class _Timer(Alarm):
 
 
 class VirtualRuntime:
-    """Hosts workers on the running loop, a virtual one. Built inside it."""
+    """Hosts workers on the running virtual loop. Must be built inside it."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         if not isinstance(loop, VirtualLoop):
-            raise InvariantBroken("a virtual runtime was built on a loop with a real clock")
+            raise InvariantBroken("a virtual runtime needs a virtual loop")
         self._loop = loop
         self._hosted: dict[WorkerId, _Hosted] = {}
         self._known: set[WorkerId] = set()
@@ -71,7 +71,17 @@ class VirtualRuntime:
     def listen(self, listener: Listener) -> None:
         self._listener = listener
 
-    def spawn(self, worker: WorkerId, role: Role, factory: str, settings: Mapping[str, Any]) -> None:  # noqa: ARG002
+    def spawn(
+        self,
+        worker: WorkerId,
+        role: Role,  # noqa: ARG002
+        factory: str,
+        settings: Mapping[str, Any],
+        *,
+        python: str = "",
+    ) -> None:
+        if python:
+            raise RequestError(f"worker {worker} cannot run with {python}: in virtual time there are no processes")
         if worker in self._known:
             raise InvariantBroken(f"worker id {worker} was used before; a restarted worker needs a new one")
         self._known.add(worker)
@@ -102,7 +112,7 @@ class VirtualRuntime:
         try:
             hosted.worker = load(factory)(settings, lambda: self._wake(hosted))
             info = hosted.worker.info()
-        except Exception as error:  # noqa: BLE001 - whatever a worker raises is the worker's death, not ours
+        except Exception as error:  # noqa: BLE001 - anything a worker raises is its own death
             self._die(hosted, error)
             return
         self._tell().joined(hosted.id, info)
@@ -114,10 +124,10 @@ class VirtualRuntime:
             self._loop.alarm_soon(hosted)
 
     def ring(self, hosted: _Hosted) -> None:
-        """The timer of a worker rang."""
+        """Handle a worker's timer."""
         now = self._loop.time()
         if hosted.queued_at != now:
-            return  # it was queued again, earlier, and that has rung
+            return  # superseded by an earlier timer, which has fired
         hosted.queued_at = math.inf
         if hosted.wake_at <= now:
             self.drive(hosted)
@@ -126,7 +136,7 @@ class VirtualRuntime:
             self._loop.alarm_at(hosted.wake_at, hosted.timer)
 
     def drive(self, hosted: _Hosted) -> None:
-        """Hand over what was posted, and let the worker do its work."""
+        """Deliver posted commands, and let the worker advance."""
         worker = hosted.worker
         if worker is None:
             return
@@ -158,10 +168,10 @@ class VirtualRuntime:
         if worker is not None:
             try:
                 worker.close()
-            except Exception as error:  # noqa: BLE001 - the worker is over; nobody can act on this but a reader
+            except Exception as error:  # noqa: BLE001 - the worker is gone; only a reader of the log can act on this
                 logger.warning("worker %s failed to close: %s: %s", hosted.id, type(error).__name__, error)
 
     def _tell(self) -> Listener:
         if self._listener is None:
-            raise InvariantBroken("spawn before listen: nobody would hear of the worker")
+            raise InvariantBroken("spawn before listen: the worker's events would be lost")
         return self._listener

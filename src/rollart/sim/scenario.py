@@ -1,8 +1,8 @@
-"""Scenarios: a run's config and the world that it is simulated in, in one TOML file.
+"""Scenarios: a run's config and its simulated world, in one TOML file.
 
-Everything outside the table `[sim]` is the config of the run, the same that a real run takes; `[sim]` describes the
-model, the hardware, the links and the workload. A mode or a seed changes nothing in `[sim]`: two runs of one scenario
-differ in what was asked to differ and in nothing else.
+Everything outside the table `[sim]` is the config of the run, as for a real run; `[sim]` describes the model, the
+hardware, the links and the workload. Mode and seed do not affect `[sim]`, so two runs of one scenario differ only in
+what was asked to differ.
 """
 
 import tomllib
@@ -23,7 +23,7 @@ from rollart.types.messages import KvOnUpdate
 
 
 class EngineModel(Strict):
-    """How every engine is built; its hardware is its pool's class."""
+    """Settings of every engine; its hardware is the class of its pool."""
 
     ranks: int = Field(default=1, gt=0)
     slots: int = Field(default=64, gt=0)
@@ -32,7 +32,7 @@ class EngineModel(Strict):
     pull_gb_s: float = Field(default=20.0, gt=0)
     progress_interval_s: float = Field(default=5.0, gt=0)
     prefix_hit: float = Field(default=1.0, ge=0, le=1)
-    """Share of turns that still find their session's prefix in the cache; the others compute the whole context."""
+    """Share of turns that find their session's prefix in the cache; the others recompute the whole context."""
 
 
 class TrainerModel(Strict):
@@ -44,7 +44,7 @@ class TrainerModel(Strict):
 
 
 class RewardModel(Strict):
-    """Where rewards run: on a fixed number of slots, or on functions that scale to zero."""
+    """Where rewards run: on a fixed number of slots, or on serverless functions that scale to zero."""
 
     serverless: bool = True
     slots: int = Field(default=16, gt=0)
@@ -58,7 +58,7 @@ class World(Strict):
     description: str = ""
     model: str | ModelProfile
     hardware: dict[str, Hardware] = Field(default_factory=dict)
-    """Classes beside the built-in ones, by name."""
+    """Hardware classes besides the built-in ones, by name."""
     engine: EngineModel = EngineModel()
     trainer: TrainerModel
     reward: RewardModel = RewardModel()
@@ -87,7 +87,7 @@ class Scenario(Strict):
     world: World
 
     def check(self) -> None:
-        """Refuse what the two halves do not agree on."""
+        """Refuse inconsistencies between the two halves."""
         self.world.model_profile()
         self.world.hardware_class(self.world.trainer.hardware, "sim.trainer.hardware")
         for name in self.config.hardware_classes():
@@ -108,13 +108,13 @@ class Scenario(Strict):
 
 
 def scenario_names() -> list[str]:
-    """The scenarios that come with rollart."""
+    """Names of the scenarios that come with rollart."""
     folder = resources.files("rollart.sim") / "scenarios"
     return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
 
 
 def load_scenario(name: str, assignments: Sequence[str] = ()) -> Scenario:
-    """A scenario that comes with rollart, with `key=value` assignments applied."""
+    """Load a scenario that comes with rollart, with `key=value` assignments applied."""
     if name not in scenario_names():
         raise RequestError(
             f"no scenario {name!r}{did_you_mean(name, scenario_names())}; there are: {', '.join(scenario_names())}"
@@ -124,11 +124,11 @@ def load_scenario(name: str, assignments: Sequence[str] = ()) -> Scenario:
 
 
 def parse_scenario(data: dict[str, Any], assignments: Sequence[str] = ()) -> Scenario:
-    """Tables as a checked scenario."""
+    """Validate tables as a scenario."""
     data = override(data, assignments)
     world = data.pop("sim", None)
     if world is None:
-        raise ConfigError("sim", "is missing: a scenario describes its world in the table [sim]")
+        raise ConfigError("sim", "missing: a scenario describes its world in the table [sim]")
     try:
         checked = check(World, world)
     except ConfigError as error:

@@ -1,66 +1,138 @@
-"""Make a failing world smaller for as long as it still breaks the same rule: what is left is what matters."""
+"""Shrink a failing world as long as it still breaks the same rule, to keep only what matters.
+
+Only possible worlds are tried: the config must accept them, and they must keep what the fuzzer promises of every world
+(`fuzz.one_task_is_patient`). Otherwise a smaller world may break the rule for a reason of its own.
+"""
 
 import copy
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
-from rollart.sim.fuzz import World
+from rollart.sim.faults import Fault
+from rollart.sim.fuzz import PATIENT_S, World, one_task_is_patient
+from rollart.sim.scenario import parse_scenario
+from rollart.types.errors import ConfigError
 
 Fails = Callable[[World], bool]
+Change = Callable[[World], World]
+Tables = dict[str, Any]
+Edit = Callable[[Tables], None]
 
 
 def shrink(world: World, fails: Fails, attempts: int = 400) -> World:
-    """The smallest world found within so many attempts. `fails` says whether a world still breaks the rule."""
-    smaller = True
-    while smaller and attempts > 0:
-        smaller = False
-        for candidate in _smaller(world):
+    """The smallest world found by running `fails` on at most `attempts` others.
+
+    Passes over all changes until one changes nothing. A change that helps is kept and the pass goes on, so that a world
+    with many superfluous things takes about one attempt for each.
+    """
+    while True:
+        before = world
+        for change in list(_changes(world)):
+            candidate = change(world)
+            if candidate == world or not _possible(candidate):
+                continue
+            if attempts <= 0:
+                return world
             attempts -= 1
             if fails(candidate):
-                world, smaller = candidate, True
-                break
-            if attempts <= 0:
-                break
-    return world
+                world = candidate
+        if world == before:
+            return world
 
 
-def _smaller(world: World) -> Iterator[World]:
-    """Worlds with one thing less, the big things first."""
-    if world.link is not None:
-        yield world._replace(link=None)
-    for index in range(len(world.controller_dies_at_s)):
-        deaths = world.controller_dies_at_s
-        yield world._replace(controller_dies_at_s=deaths[:index] + deaths[index + 1 :])
-    for index in range(len(world.faults)):
-        yield world._replace(faults=world.faults[:index] + world.faults[index + 1 :])
-    for change in _simpler_tables(world.tables):
-        tables = copy.deepcopy(world.tables)
-        change(tables)
-        if tables != world.tables:
-            yield world._replace(tables=tables)
+def _possible(world: World) -> bool:
+    try:
+        parse_scenario(world.tables)
+    except ConfigError:
+        return False
+    return one_task_is_patient(world.tables)
 
 
-def _simpler_tables(tables: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], None]]:
-    if len(tables["tasks"]) > 1:
-        for task in tables["tasks"]:
-            yield lambda t, task=task: _without_task(t, task)  # type: ignore[misc]
+def _changes(world: World) -> Iterator[Change]:
+    """Changes that leave one thing out, the big things first."""
+    yield lambda world: world._replace(link=None)
+    yield from (partial(_without_death, death) for death in world.controller_dies_at_s)
+    yield from (partial(_without_fault, fault) for fault in world.faults)
+    yield from (partial(_edited, edit) for edit in _edits(world.tables))
+
+
+def _without_death(at_s: float, world: World) -> World:
+    return world._replace(controller_dies_at_s=tuple(other for other in world.controller_dies_at_s if other != at_s))
+
+
+def _without_fault(fault: Fault, world: World) -> World:
+    return world._replace(faults=tuple(other for other in world.faults if other is not fault))
+
+
+def _edited(edit: Edit, world: World) -> World:
+    tables = copy.deepcopy(world.tables)
+    edit(tables)
+    return world._replace(tables=tables)
+
+
+def _edits(tables: Tables) -> Iterator[Edit]:
+    yield from (partial(_remove_task, task) for task in tables["tasks"])
     for key, value in (("eval_every", 0), ("rolling_update", False), ("reward_workers", 1), ("alpha", 0)):
-        yield lambda t, key=key, value=value: t.update({key: value})  # type: ignore[misc]
-    yield lambda t: t.update(algorithm={})
-    for key in ("extra_groups", "extra_members"):
-        yield lambda t, key=key: t["batch"].update({key: 0})  # type: ignore[misc]
-    if tables["steps"] > 1:
-        yield lambda t: t.update(steps=t["steps"] - 1)
-    for pool in tables["pools"]:
-        yield lambda t, pool=pool: t["pools"][pool].update(engines=1)  # type: ignore[misc]
+        yield partial(dict.update, **{key: value})
+    yield partial(dict.update, algorithm={})
+    yield lambda tables: tables["batch"].update(extra_groups=0)
+    yield lambda tables: tables["batch"].update(extra_members=0)
+    yield from (partial(_at_most_steps, steps) for steps in range(1, tables["steps"]))
+    yield from (partial(_one_engine, pool) for pool in tables["pools"])
+    yield _fit_batch
     for task in tables["tasks"]:
-        yield lambda t, task=task: t["tasks"][task].update(share=1)  # type: ignore[misc]
-        yield lambda t, task=task: t["sim"]["tasks"][task].update(reset_failure=0.0, step_failure=0.0)  # type: ignore[misc]
+        yield from (partial(_edit_task, edit, task) for edit in _TASK_EDITS)
+
+
+def _at_most_steps(steps: int, tables: Tables) -> None:
+    tables["steps"] = min(tables["steps"], steps)
+
+
+def _one_engine(pool: str, tables: Tables) -> None:
+    tables["pools"][pool]["engines"] = 1
+
+
+def _remove_task(task: str, tables: Tables) -> None:
+    if len(tables["tasks"]) > 1:
+        del tables["tasks"][task], tables["sim"]["tasks"][task]
+        _fit_batch(tables)
+
+
+def _edit_task(edit: Callable[[Tables, str], None], task: str, tables: Tables) -> None:
+    if task in tables["tasks"]:
+        edit(tables, task)
+
+
+def _share_of_one(tables: Tables, task: str) -> None:
+    tables["tasks"][task]["share"] = 1
+    _fit_batch(tables)
+
+
+def _fit_batch(tables: Tables) -> None:
+    """The smallest batch that the shares divide into whole groups."""
     shares = sum(task["share"] for task in tables["tasks"].values())
-    yield lambda t: t["batch"].update(trajectories=shares * t["batch"]["group_size"])
-
-
-def _without_task(tables: dict[str, Any], task: str) -> None:
-    del tables["tasks"][task], tables["sim"]["tasks"][task]
-    shares = sum(other["share"] for other in tables["tasks"].values())
     tables["batch"]["trajectories"] = shares * tables["batch"]["group_size"]
+
+
+def _no_failures(tables: Tables, task: str) -> None:
+    tables["sim"]["tasks"][task].update(reset_failure=0.0, step_failure=0.0)
+
+
+def _anywhere(tables: Tables, task: str) -> None:
+    tables["tasks"][task]["hardware"] = None
+
+
+def _patient(tables: Tables, task: str) -> None:
+    tables["tasks"][task]["share_deadline_s"] = PATIENT_S
+
+
+def _constant_workload(tables: Tables, task: str) -> None:
+    """Every drawn length and latency becomes its middle."""
+    workload = tables["sim"]["tasks"][task]
+    for name, drawn in workload.items():
+        if isinstance(drawn, dict):
+            workload[name] = drawn["median"] if "median" in drawn else (drawn["low"] + drawn["high"]) / 2
+
+
+_TASK_EDITS = (_share_of_one, _no_failures, _anywhere, _patient, _constant_workload)

@@ -1,7 +1,7 @@
-"""A WeightStore in a dict, for the workers of one simulated run.
+"""In-memory `WeightStore` for the workers of one simulated run.
 
-Nominal sizes (`Manifest.bucket_bytes`) say how long transfers take; the bytes kept are a few per bucket. Digests are of
-the bytes kept and are checked at both ends, so that corruption is found the way a real store's reader finds it.
+Nominal sizes (`Manifest.bucket_bytes`) determine transfer times; only a few bytes per bucket are stored. Digests cover
+the stored bytes and are checked at both ends, so corruption is detected as by a reader of a real store.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from rollart.types.weights import Manifest, verify_bucket
 
 
 class SimStore:
-    """Versions only grow and are whole or absent; nothing is dropped unless asked."""
+    """Versions only grow and are complete or absent; nothing is evicted."""
 
     def __init__(self) -> None:
         self._manifests: dict[Version, Manifest] = {}
         self._buckets: dict[Version, list[bytes]] = {}
         self._fence: Version | None = None
-        """The newest ever published; stays when that one is dropped."""
+        """The newest version ever published; kept even if that version is dropped."""
 
     def publish(self, manifest: Manifest, buckets: Sequence[bytes | memoryview]) -> None:
         version = manifest.version
@@ -30,8 +30,10 @@ class SimStore:
         if not len(buckets) == len(manifest.digests) == len(manifest.bucket_bytes):
             raise WeightError(
                 f"{version} has {len(buckets)} buckets, {len(manifest.digests)} digests and "
-                f"{len(manifest.bucket_bytes)} sizes; they must be as many. Nothing was published."
+                f"{len(manifest.bucket_bytes)} sizes; the numbers must agree. Nothing was published."
             )
+        if manifest.depends_on is not None and manifest.depends_on not in self._manifests:
+            raise VersionMissing(f"{version} is an adapter on {manifest.depends_on}, which is not in the store")
         kept = [bytes(data) for data in buckets]
         for index, data in enumerate(kept):
             verify_bucket(manifest, index, data)
@@ -48,7 +50,7 @@ class SimStore:
     def bucket(self, version: Version, index: int) -> bytes:
         manifest = self.manifest(version)
         if not 0 <= index < len(manifest.digests):
-            raise VersionMissing(f"{version} has {len(manifest.digests)} buckets, there is no bucket {index}")
+            raise VersionMissing(f"{version} has {len(manifest.digests)} buckets; there is no bucket {index}")
         data = self._buckets[version][index]
         verify_bucket(manifest, index, data)
         return data
@@ -57,16 +59,18 @@ class SimStore:
         return max(self._manifests, default=None)
 
     def drop(self, version: Version) -> None:
+        if any(manifest.depends_on == version for manifest in self._manifests.values()):
+            raise WeightError(f"{version} is not dropped: a version in the store depends on it; drop that first")
         self._manifests.pop(version, None)
         self._buckets.pop(version, None)
 
     def corrupt(self, version: Version, index: int) -> None:
-        """Flip the bytes of a bucket: the fault that digests are there for."""
+        """Flip the bytes of a bucket: the fault that digests must detect."""
         data = self._buckets[version][index]
         self._buckets[version][index] = bytes(byte ^ 0xFF for byte in data) or b"\x00"
 
 
 def _missing(version: Version) -> VersionMissing:
     return VersionMissing(
-        f"{version} is not in the store: it was never published whole, or was dropped. Publish it again."
+        f"{version} is not in the store: it was never published completely, or was dropped. Publish it again."
     )

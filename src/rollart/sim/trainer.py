@@ -1,9 +1,9 @@
-"""A simulated trainer: the time that training and publishing take, and versions that can be verified.
+"""Simulated trainer: the time that training and publishing take, and verifiable versions.
 
-Commands run one after another and each is answered once by `Trained`, `Published` or `TrainerFailed`, `Saved` or
-`SaveFailed`; a claim that was trained, and a version that was published or saved here, is answered from memory when it
-is asked for again. The buckets of a published version have the model's nominal sizes; what is stored for each is a few
-bytes. They stand for the claims that were trained, in order: equal digests mean equal histories, whatever the version.
+Commands run one after another, and each is answered once by `Trained`, `Published` or `TrainerFailed`, `Saved` or
+`SaveFailed`. A repeated command for a trained claim, or for a version already published or saved, is answered from
+memory. The buckets of a published version have the model's nominal sizes, but only a few bytes are stored for each: a
+digest of the sequence of trained claims, so equal digests mean equal histories, whatever the version.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ _BUCKET_BYTES = 1_000_000_000
 _OPTIMIZER_BYTES_PER_PARAM = 12
 """Adam in mixed precision: the 32-bit copy of the weights and two moments."""
 _SAVE_GB_S_PER_RANK = 1.0
-"""Every rank writes its part; a usual rate of parallel file systems, an assumption."""
+"""Every rank writes its shard; a typical rate of parallel file systems, an assumption."""
 
 
 class SimTrainer:
@@ -47,8 +47,8 @@ class SimTrainer:
 
     hardware: Hardware    model: ModelProfile    ranks: int    store: WeightStore    push_gb_s: float
     checkpoints: SimCheckpoints | None = None       without, every `Save` is `SaveFailed`
-    epochs: int = 1                                 how often a batch is trained on
-    save_s: float                                   by default weights and optimiser at 1 GB/s per rank
+    epochs: int = 1                                 epochs per claim
+    save_s: float                                   default: weights and optimiser at 1 GB/s per rank
     """
 
     def __init__(self, settings: Mapping[str, Any], _wake: Callable[[], None]) -> None:
@@ -72,7 +72,7 @@ class SimTrainer:
         newest = self._checkpoints.newest() if self._checkpoints else None
         self._restored = newest.version if newest else None
         self._version = self._restored
-        """What the weights were last called, by `Train` or by `Publish`: the version that can be saved."""
+        """Current name of the weights, from `Train` or `Publish`: the version that can be saved."""
         self._weights = newest.weights if newest else "initial"
         """Stands for the weights: a digest of the claims that made them."""
 
@@ -88,7 +88,7 @@ class SimTrainer:
         commands, self._commands = self._commands, []
         for command in commands:
             if not isinstance(command, Train | Publish | Save):
-                raise InvariantBroken(f"a trainer does not take {type(command).__name__}")
+                raise InvariantBroken(f"a trainer does not accept {type(command).__name__}")
             if not any(_same(command, other) for other in self._queue):
                 self._queue.append(command)
                 if len(self._queue) == 1:
@@ -117,7 +117,7 @@ class SimTrainer:
                 return self._save(version)
 
     def _seconds(self, command: TrainerCommand) -> float:
-        """How long a command takes from its start; nothing, if its answer is known."""
+        """Duration of a command; 0 if its answer is already known."""
         if isinstance(command, Train):
             if command.claim in self._trained:
                 return 0.0
@@ -166,11 +166,11 @@ class SimTrainer:
         return newest is not None and newest.version == version
 
     def _unsavable(self, version: Version) -> str:
-        """Why the version cannot be saved; empty: it can."""
+        """Why the version cannot be saved; empty if it can."""
         if self._checkpoints is None:
-            return f"{version} has no place for checkpoints; set `checkpoints` of the trainer"
+            return f"cannot save {version}: set `checkpoints` of the trainer"
         if version != self._version:
-            return f"the weights are those of {self._version}, and only those can be saved, not {version}"
+            return f"cannot save {version}: the trainer holds the weights of {self._version}"
         newest = self._checkpoints.newest()
         if newest is not None and version < newest.version:
             return f"{version} is older than the checkpoint of {newest.version}: versions only grow"
@@ -194,7 +194,7 @@ class SimTrainer:
 
 
 def _tokens(train: Train) -> int:
-    """Masked samples are in nobody's forward pass."""
+    """Masked samples are not computed."""
     return sum(sequence.length for sample in train.samples if not sample.masked for sequence in sample.sequences)
 
 

@@ -1,8 +1,8 @@
-"""What a task asks of the system: lengths, turns, latencies, failures, all drawn by key.
+"""Workload of a task: lengths, turns, latencies and failures, all drawn by key.
 
-Every draw is keyed by what it is about (task, prompt seed, member, turn), never by trajectory id or order of arrival:
+Every draw is keyed by its subject (task, prompt seed, member, turn), never by trajectory id or order of arrival:
 however a run is scheduled, member m of prompt p has the same number of turns with the same lengths, latencies and
-failures. A member that is replaced gets a new number, so trying again helps.
+failures. A replacement member gets a new number, so retrying helps.
 """
 
 from collections.abc import Mapping
@@ -23,12 +23,12 @@ def _constant(value: float) -> Distribution:
 
 
 class TaskProfile(Strict):
-    """The distributions of one task. Tokens are rounded and at least 1; turns too."""
+    """The distributions of one task. Tokens and turns are rounded and at least 1."""
 
     prompt_tokens: Distribution
     observation_tokens: Distribution
     answer_tokens: Distribution
-    """Per turn, before `max_tokens` or the context cuts it."""
+    """Per turn, before truncation by `max_tokens` or the context."""
     turns: Distribution
     reset_s: Distribution = _constant(0.0)
     step_s: Distribution = _constant(0.0)
@@ -41,7 +41,7 @@ class TaskProfile(Strict):
 
 
 class Workload:
-    """A profile with its seed: the task as the simulated workers see it."""
+    """A profile with its seed: the task as simulated workers see it."""
 
     def __init__(self, task: str, profile: TaskProfile, seed: int) -> None:
         self.profile = profile
@@ -57,22 +57,22 @@ class Workload:
         self._rewards = mix(self.seed, _REWARD)
 
     def answer_tokens(self, sampling_seed: int) -> int:
-        """How long the answer of a turn wants to be. The controller derives the seed from prompt, member and turn."""
+        """Untruncated length of a turn's answer. The controller derives the seed from prompt, member and turn."""
         return _count(self._draw_answer_tokens(self._answers, sampling_seed))
 
     def reward_s(self, prompt_seed: int, turns: int) -> float:
-        """A reward call knows no member; the number of turns stands in for it."""
+        """Latency of a reward call, which has no member; the number of turns stands in for it."""
         return self._draw_reward_s(mix(self._rewards, prompt_seed), turns)
 
 
 @lru_cache(maxsize=64)
 def shared_workload(task: str, profile: TaskProfile, seed: int) -> Workload:
-    """One for all workers that simulate this task: a thousand copies of it would not stay in the processor's cache."""
+    """One instance for all workers of this task: a thousand copies would not stay in the processor's cache."""
     return Workload(task, profile, seed)
 
 
 def shared_workloads(profiles: Mapping[str, TaskProfile], seed: int) -> Mapping[str, Workload]:
-    """By task; one table for all workers."""
+    """Workloads by task; one table for all workers."""
     return _table(tuple(profiles.items()), seed)
 
 
@@ -93,7 +93,7 @@ class Episode:
         self.turns = _count(workload.draw_turns(self._key, _TURNS))
 
     def prompt_tokens(self) -> int:
-        """The same for all members: they share the prompt."""
+        """The same for all members, which share the prompt."""
         return _count(self._workload.draw_prompt_tokens(self._prompt, _PROMPT))
 
     def observation_tokens(self, turn: int) -> int:

@@ -1,9 +1,9 @@
 """Arithmetic with a calculator: few turns, longer answers.
 
-The problem has several operations, such as 12*7+5, and the calculator does one at a time: the agent says `C 12*7` and
-is told what is left, 84+5; then it says `C 84+5`, is told 89, and says `A 89`. An operation that the problem does not
-begin with is calculated all the same, but the agent has to put it to use by itself. The reward is 1 for the right
-answer. All other sayings are lost turns.
+The problem has several operations, such as 12*7+5, and the calculator does one at a time. The agent sends `C 12*7` and
+gets back the reduced problem, 84+5; it sends `C 84+5` and gets 89; then it answers `A 89`. An operation that the
+problem does not start with is calculated too, but only its result is returned and the problem stays as it was. The
+reward is 1 for the right answer. Anything else the agent sends wastes a turn.
 """
 
 import random
@@ -26,18 +26,18 @@ _PROBLEM = re.compile(r"\d{1,6}([-+*]\d{1,6})+")
 
 
 class Arithmetic:
-    """A `TextEnvironment`. The problem is drawn from the prompt's seed, or stands in its data as `problem`."""
+    """A `TextEnvironment`. The problem is `problem` of the prompt's data, or drawn from the prompt's seed."""
 
     def __init__(self, operations: int = 2) -> None:
         self._operations = operations
         self._result: int | None = None
         self._left = ""
-        """The problem with what was calculated in its place."""
+        """The problem, reduced by the operations calculated so far."""
 
     def reset(self, prompt: Prompt) -> TextStep:
         problem = prompt.data.get("problem") or draw(prompt, self._problem)
         if not (isinstance(problem, str) and _PROBLEM.fullmatch(problem)):
-            raise RequestError(f"prompt {prompt.id}: problem {problem!r} is none; write it as 12*7+5")
+            raise RequestError(f"prompt {prompt.id}: {problem!r} is not a problem; write it like 12*7+5")
         self._result, self._left = value(problem), problem
         return TextStep(f"{RULES}\n{problem}")
 
@@ -63,10 +63,11 @@ class Arithmetic:
         return self._left
 
     def _problem(self, seed: int) -> str:
-        """A product, then sums and differences. Numbers have two digits, and all results three.
+        """A product, then sums and differences. Operands have two digits and all results three.
 
-        With one length for all, copying a number is looking back by so many tokens, which small models learn soon. A
-        sum would do to begin with, but its first digit is mostly 1, and guessed soon instead of copied.
+        With numbers of one length, copying a number is attending a fixed number of tokens back, which small models
+        learn quickly. A leading sum would work too, but its first digit is mostly 1 and would be guessed instead of
+        copied.
         """
         chance = random.Random(seed)
         total = chance.randint(10, 99)
@@ -88,7 +89,7 @@ def calculate(left: int, sign: str, right: int) -> int:
 
 
 def value(problem: str) -> int:
-    """What a problem comes to, products first.
+    """Evaluate a problem, products first.
 
     >>> value("12*7+5"), value("5+12*7")
     (89, 89)
@@ -105,23 +106,23 @@ def value(problem: str) -> int:
 # --- scripts --------------------------------------------------------------------------------------------------------
 
 
-def any_answer(observations: Sequence[str], chance: random.Random) -> str:  # noqa: ARG001 - it does not look
+def any_answer(observations: Sequence[str], chance: random.Random) -> str:  # noqa: ARG001 - ignores the observations
     return f"A {chance.randint(0, 999)}"
 
 
-def with_calculator(observations: Sequence[str], chance: random.Random) -> str:  # noqa: ARG001 - nothing is left to chance
-    """The first operation of what is left: right for problems whose products come first, as the drawn ones."""
+def with_calculator(observations: Sequence[str], chance: random.Random) -> str:  # noqa: ARG001 - deterministic
+    """Calculate the first remaining operation. Correct if the products come first, as in drawn problems."""
     left = observations[-1].splitlines()[-1]
     first = re.match(r"\d+[-+*]\d+", left)
     return f"C {first[0]}" if first else f"A {left}"
 
 
 def hasty(observations: Sequence[str], chance: random.Random) -> str:
-    """Uses the calculator, but now and then answers with the first number it sees."""
+    """Uses the calculator, but sometimes answers with the first number it sees."""
     if chance.random() < HASTE:
         return f"A {re.split('[-+*]', observations[-1].splitlines()[-1])[0]}"
     return with_calculator(observations, chance)
 
 
 HASTE = 0.1
-"""The chance in every turn that `hasty` does not calculate."""
+"""Probability per turn that `hasty` does not calculate."""

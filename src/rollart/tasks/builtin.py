@@ -1,4 +1,4 @@
-"""The built-in tasks in one table: environment, limits, scripted baselines, and whom a cold start learns from."""
+"""Table of the built-in tasks: environment, limits, scripted baselines, and teachers for a cold start."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -12,21 +12,21 @@ from rollart.tasks.scripts import Script, Transcript, play, success_rate
 from rollart.types.trajectory import Prompt
 
 TRANSCRIPT_SEEDS = 2_000_000
-"""Where the seeds of transcripts begin."""
+"""First seed used for transcripts."""
 
 
 class BuiltIn(NamedTuple):
-    """A task as it comes with the package."""
+    """A task that comes with the package."""
 
     build: type[TextEnvironment]
     max_turns: int
     max_turn_tokens: int
-    """Of the small tokenizer."""
+    """In tokens of the small tokenizer."""
     texts: tuple[str, ...]
-    """Whatever its environment says, but for numbers and maps: the words of the small tokenizer."""
+    """All text of the environment except numbers and maps: the vocabulary of the small tokenizer."""
     teachers: tuple[Script, ...]
-    """Whom a cold start learns from, one of them drawn for every episode: good ones and bad ones, never an expert. All
-    attempts at a prompt start from both ways, and which of them pays is what there is to learn."""
+    """Scripts that a cold start imitates, one drawn per episode: good and bad ones, never an expert. The resulting
+    policy mixes both behaviours, and RL has to learn which of them pays."""
     baselines: Mapping[str, Script]
     """From worst to best."""
 
@@ -73,7 +73,7 @@ BUILT_IN: Mapping[str, BuiltIn] = {
 
 
 def transcripts(name: str, count: int, *, seed: int = 0) -> list[Transcript]:
-    """Episodes of a task's teachers, on training content only."""
+    """Episodes played by a task's teachers, on training content only."""
     task = BUILT_IN[name]
     prompts = SeedPrompts(name, TRANSCRIPT_SEEDS, count, shuffle_seed=seed, held_out=False)
     environment = task.build()
@@ -85,7 +85,7 @@ def transcripts(name: str, count: int, *, seed: int = 0) -> list[Transcript]:
 
 
 def baselines(factory: str, prompts: Sequence[Prompt], *, max_turns: int, **settings: Any) -> dict[str, float]:
-    """The share of these prompts that each script solves, worst first, if the factory is that of a built-in task."""
+    """Share of the prompts that each script solves, worst script first; empty unless the factory is a built-in task."""
     scripts = next((task.baselines for task in BUILT_IN.values() if task.factory == factory), {})
     return {
         name: success_rate(load(factory)(**settings), prompts, script, max_turns=max_turns)

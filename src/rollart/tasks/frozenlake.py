@@ -1,9 +1,8 @@
-"""FrozenLake in text: walk over a frozen lake to the goal, without falling into a hole.
+"""FrozenLake in text: cross a frozen lake to the goal without falling into a hole.
 
-The lake is Gymnasium's, not slippery, its map drawn from the prompt's seed; every map has a way to the goal. The agent
-sees the map once and, in every turn, where it stands and where no hole is beside it: `1,2 open:LRU` is row 1, column 2,
-with a hole below. The reward is 1 at the goal and 0 otherwise. Whatever the agent says is answered: an answer without a
-direction is a lost turn.
+The lake is Gymnasium's, not slippery, with a map drawn from the prompt's seed; every map has a path to the goal. The
+agent sees the map once and, at every turn, its position and the moves that avoid a hole: `1,2 open:LRU` is row 1,
+column 2, with a hole below. The reward is 1 at the goal and 0 otherwise. An answer without a direction wastes a turn.
 """
 
 import random
@@ -20,15 +19,15 @@ from rollart.types.errors import EnvironmentFault
 from rollart.types.trajectory import Prompt
 
 DIRECTIONS = {"L": 0, "D": 1, "R": 2, "U": 3}
-"""Gymnasium's numbers of the moves."""
+"""Gymnasium's move numbers."""
 STEPS = {"L": (0, -1), "D": (1, 0), "R": (0, 1), "U": (-1, 0)}
-"""Rows and columns of the moves."""
+"""Row and column offset of each move."""
 RULES = "Go from S to G over ice F, not into a hole H. Say L, D, R or U."
 HINT = "Say L, D, R or U."
 OPEN = "open"
 TEXTS = (RULES, HINT, f" {OPEN}")
 BLIND_PATH = "DDDRRR"
-"""The best on training maps of those that look at no map."""
+"""The fixed path that solves the most training maps."""
 
 
 class FrozenLake:
@@ -65,20 +64,20 @@ class FrozenLake:
             self._lake = None
 
     def _seen(self, text: str, reward: float = 0.0, *, done: bool = False) -> TextStep:
-        """Where the agent stands is the state, whatever else it is told: all attempts at a prompt have the same map."""
+        """The state is the agent's position alone: all attempts at a prompt share one map."""
         return TextStep(text, reward, done, state=str(self._position))
 
     def _layout(self, seed: int) -> str:
         return _layout(self._size, self._ice, seed)
 
     def _around(self) -> str:
-        """Where the agent stands, and the moves that lead neither out of the lake nor into a hole."""
+        """The agent's position, and the moves that stay on the lake and avoid holes."""
         row, column = divmod(self._position, self._size)
         moves = "".join(letter for letter, _, kind in _neighbours(self._map, (row, column)) if kind != "H")
         return f"{row},{column} {OPEN}:{moves}"
 
 
-# Kept, because all attempts at a prompt have the same map.
+# Cached, because all attempts at a prompt share one map.
 
 
 @lru_cache(maxsize=4096)
@@ -88,7 +87,7 @@ def _layout(size: int, ice: float, seed: int) -> str:
 
 @lru_cache(maxsize=256)
 def _lake(layout: str) -> FrozenLakeEnv:
-    """One that nobody walks on: copies share its table of moves, which takes longer to build than an episode."""
+    """A template that is never played on: copies share its move table, which takes longer to build than an episode."""
     return FrozenLakeEnv(desc=layout.splitlines(), is_slippery=False)
 
 
@@ -97,22 +96,22 @@ def _lake(layout: str) -> FrozenLakeEnv:
 Cell = tuple[int, int]
 
 
-def any_move(observations: Sequence[str], chance: random.Random) -> str:  # noqa: ARG001 - it does not look
+def any_move(observations: Sequence[str], chance: random.Random) -> str:  # noqa: ARG001 - ignores the observations
     return chance.choice("LDRU")
 
 
-def blind_path(observations: Sequence[str], chance: random.Random) -> str:  # noqa: ARG001 - nothing is left to chance
+def blind_path(observations: Sequence[str], chance: random.Random) -> str:  # noqa: ARG001 - deterministic
     return BLIND_PATH[(len(observations) - 1) % len(BLIND_PATH)]
 
 
 def around_holes(observations: Sequence[str], chance: random.Random) -> str:
-    """Down or right, as long as there is no hole; where both are closed, anywhere without one."""
+    """Down or right if there is no hole; if both are blocked, any move that avoids a hole."""
     open_moves = _open_moves(observations[-1])
     return chance.choice([letter for letter in open_moves if letter in "DR"] or open_moves)
 
 
-def shortest_way(observations: Sequence[str], chance: random.Random) -> str:  # noqa: ARG001 - nothing is left to chance
-    rows = observations[0].splitlines()[1:-1]  # after the rules, before the place
+def shortest_way(observations: Sequence[str], chance: random.Random) -> str:  # noqa: ARG001 - deterministic
+    rows = observations[0].splitlines()[1:-1]  # after the rules, before the position
     row, _, column = observations[-1].splitlines()[-1].partition(" ")[0].partition(",")
     start = int(row), int(column)
     ways: deque[tuple[Cell, str]] = deque([(start, "")])
@@ -125,11 +124,11 @@ def shortest_way(observations: Sequence[str], chance: random.Random) -> str:  # 
             if there not in seen and kind != "H":
                 seen.add(there)
                 ways.append((there, first or letter))
-    raise EnvironmentFault(f"the map has no way to the goal: {rows}")
+    raise EnvironmentFault(f"the map has no path to the goal: {rows}")
 
 
 def _open_moves(observation: str) -> list[str]:
-    """Where no hole is."""
+    """Moves that avoid holes."""
     return list(observation.rpartition(":")[2])
 
 

@@ -1,8 +1,8 @@
-"""Guess the number: the hints are higher and lower, and what they leave is told.
+"""Guess the number, with hints: `higher` or `lower`, and the range that is left.
 
-Numbers have two digits. The range starts anywhere and the secret lies anywhere in it, so what is learned is where to
-guess and not which number. Binary search finds one of 31 numbers with 5 guesses; there are 6. The reward is 1 for the
-number and 0 when the guesses are used up; an answer without a number is a guess lost.
+Numbers have two digits. The range starts anywhere and the secret is anywhere in it, so the agent has to learn where to
+guess, not which number. Binary search finds one of 31 numbers in 5 guesses; there are 6. The reward is 1 for the number
+and 0 when the guesses are used up; an answer without a number wastes a guess.
 """
 
 import random
@@ -27,7 +27,7 @@ class GuessTheNumber:
 
     def __init__(self, numbers: int = 31, guesses: int = 6) -> None:
         if not 1 <= numbers <= HIGHEST - LOWEST + 1 or guesses < 1:
-            raise RequestError(f"the game has {numbers} numbers and {guesses} guesses; use 1 to 90, and at least 1")
+            raise RequestError(f"{numbers} numbers and {guesses} guesses are not a game; use 1 to 90, and at least 1")
         self._numbers = numbers
         self._guesses = guesses
         self._left = 0
@@ -68,7 +68,7 @@ class GuessTheNumber:
 
 
 def any_number(observations: Sequence[str], chance: random.Random) -> str:
-    """Anywhere in the range of the beginning, whatever the hints say."""
+    """Anywhere in the initial range, ignoring the hints."""
     return str(chance.randint(*_bounds(observations[0])))
 
 
@@ -76,12 +76,12 @@ def within_bounds(observations: Sequence[str], chance: random.Random) -> str:
     return str(chance.randint(*_bounds(observations[-1])))
 
 
-def a_third_up(observations: Sequence[str], chance: random.Random) -> str:  # noqa: ARG001 - nothing is left to chance
+def a_third_up(observations: Sequence[str], chance: random.Random) -> str:  # noqa: ARG001 - deterministic
     low, high = _bounds(observations[-1])
     return str(low + (high - low) // 3)
 
 
-def halving(observations: Sequence[str], chance: random.Random) -> str:  # noqa: ARG001 - nothing is left to chance
+def halving(observations: Sequence[str], chance: random.Random) -> str:  # noqa: ARG001 - deterministic
     low, high = _bounds(observations[-1])
     return str((low + high) // 2)
 

@@ -1,7 +1,8 @@
-"""Prompts from files: JSON lines, or a folder with a file for each.
+"""Prompts from files: JSON lines, or a folder with one prompt per file.
 
-What holds, besides what holds of all sources (`prompts`): the digest of what was read is in every cursor, so that a run
-is not resumed on other prompts than it was started with; with `held_out`, a prompt is on one side by its content.
+Invariants, besides those of every source (`prompts`):
+- Every cursor carries the digest of the files, so a run cannot resume on different prompts.
+- With `held_out`, the content of a prompt decides which side it is on.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ Row = Mapping[str, Any]
 
 
 class FilePrompts(ShuffledPrompts):
-    """Rows by their id; the seed of a prompt is the number of its row. `held_out`: only that side; None for all."""
+    """Rows by id; the seed of a prompt is its row number. `held_out` selects a side of the split; None selects all."""
 
     def __init__(
         self, task: str, path: Path, rows: Mapping[str, Row], digest: str, shuffle_seed: int, held_out: bool | None
@@ -30,7 +31,7 @@ class FilePrompts(ShuffledPrompts):
         ]
         if not kept:
             side = "" if held_out is None else " held out" if held_out else " to train on"
-            raise RequestError(f"{path} has no prompt{side} for {task!r}; give it more of them")
+            raise RequestError(f"{path} has no prompts{side} for {task!r}; add more")
         self._prompts = [
             Prompt(id=PromptId(id), task=task, seed=number, data=dict(row))
             for number, (id, row) in enumerate(rows.items())
@@ -42,7 +43,7 @@ class FilePrompts(ShuffledPrompts):
 
 
 class JsonLinesPrompts(FilePrompts):
-    """A JSON object per line, which becomes the prompt's data. Its `id`, if it has one, else the line's number."""
+    """One JSON object per line, which becomes the prompt's data. The prompt's id is `id`, or else the line number."""
 
     def __init__(self, task: str, path: str, *, shuffle_seed: int = 0, held_out: bool | None = None) -> None:
         file = Path(path)
@@ -54,18 +55,18 @@ class JsonLinesPrompts(FilePrompts):
             row = _object(file, number, line)
             id = str(row.get("id", number))
             if id in rows:
-                raise RequestError(f"{file}, line {number}: the id {id!r} came before; every line needs its own")
+                raise RequestError(f"{file}, line {number}: duplicate id {id!r}; every line needs its own")
             rows[id] = row
         super().__init__(task, file, rows, _digest({"": data}), shuffle_seed, held_out)
 
 
 class FolderPrompts(FilePrompts):
-    """A text per file, all below a folder but for hidden ones: data `name`, which is also the id, and `text`."""
+    """One text per file, recursively and without hidden files. Data: `name`, which is also the id, and `text`."""
 
     def __init__(self, task: str, path: str, *, shuffle_seed: int = 0, held_out: bool | None = None) -> None:
         folder = Path(path)
         if not folder.is_dir():
-            raise RequestError(f"prompts of {task!r}: {folder} is no folder")
+            raise RequestError(f"prompts of {task!r}: {folder} is not a folder")
         contents: dict[str, bytes] = {}
         for file in sorted(folder.rglob("*")):
             place = file.relative_to(folder)
@@ -79,28 +80,28 @@ def _read(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise RequestError(f"prompts cannot be read from {file}: {error.strerror}") from error
+        raise RequestError(f"cannot read prompts from {file}: {error.strerror}") from error
 
 
 def _text(file: Path, data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise RequestError(f"{file} is no text in UTF-8 ({error.reason}); take it out of the folder") from error
+        raise RequestError(f"{file} is not UTF-8 text ({error.reason}); remove it from the folder") from error
 
 
 def _object(file: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise RequestError(f"{file}, line {number}: no JSON ({error})") from error
+        raise RequestError(f"{file}, line {number}: not JSON ({error})") from error
     if not isinstance(row, dict):
-        raise RequestError(f"{file}, line {number}: a JSON object is needed, not a {type(row).__name__}")
+        raise RequestError(f"{file}, line {number}: expected a JSON object, not a {type(row).__name__}")
     return row
 
 
 def _on_held_out_side(row: Row) -> bool:
-    """By what a prompt says and not by what it is called: the same content under two names is on one side."""
+    """Decided by content, not by name: the same content under two names is on the same side."""
     return is_held_out(json.dumps({key: row[key] for key in sorted(row) if key not in ("id", "name")}))
 
 

@@ -1,7 +1,9 @@
-"""Prompts from seeds: for tasks that make an episode out of a number. Prompts from files: `prompt_files`.
+"""Prompts from seeds, for tasks that generate an episode from a number. Prompts from files: `prompt_files`.
 
-What holds of all of them: in every pass each prompt comes once, in an order that depends on the source's seed and the
-number of the pass alone, in every process and with every version of Python; a cursor of another source is refused.
+Invariants of every source:
+- Each pass yields every prompt once, in an order that depends only on the source's seed and the number of the pass, in
+  every process and with every version of Python.
+- A cursor of a different source is refused.
 """
 
 import hashlib
@@ -16,12 +18,12 @@ from rollart.types.trajectory import Prompt
 
 
 class ShuffledPrompts(ABC):
-    """A `PromptSource` over numbered items, over and over, shuffled anew in every pass."""
+    """A `PromptSource` that cycles over numbered items, reshuffled in every pass."""
 
     def __init__(self, numbers: Sequence[int], identity: Cursor, shuffle_seed: int) -> None:
         self._numbers = numbers
         self._identity = {**identity, "shuffle_seed": shuffle_seed}
-        """What a cursor has in common with all others of the same source."""
+        """The part that all cursors of this source share."""
         self._shuffle_seed = shuffle_seed
         self._pass = 0
         self._index = 0
@@ -49,7 +51,7 @@ class ShuffledPrompts(ABC):
         differing = {key: cursor.get(key) for key in sorted(keys) if cursor.get(key) != own.get(key)}
         if differing:
             raise RequestError(
-                f"the cursor is of another prompt source: it has {differing}, this one {own}. "
+                f"the cursor belongs to another prompt source: it has {differing}, this one {own}. "
                 "Resume with the prompts the run was started with, or start a new run."
             )
         number, index = cursor.get("pass"), cursor.get("index")
@@ -59,7 +61,7 @@ class ShuffledPrompts(ABC):
         self._order = self._shuffled(number)
 
     def _shuffled(self, number: int) -> list[int]:
-        """By hash: the generators of libraries promise no order across versions, and a resume needs the same."""
+        """Sort by hash: library generators guarantee no order across versions, and a resume needs the same one."""
 
         def rank(item: int) -> bytes:
             return hashlib.blake2b(f"{self._shuffle_seed}/{number}/{item}".encode(), digest_size=8).digest()
@@ -70,7 +72,7 @@ class ShuffledPrompts(ABC):
 class SeedPrompts(ShuffledPrompts):
     """The seeds `start … start + count − 1` of a task.
 
-    `held_out`: asks the task for held-out content (True) or training content (False); None for any (see `split`).
+    `held_out` asks the task for held-out content (True), training content (False) or either (None); see `split`.
 
     >>> source = SeedPrompts("maze", start=100, count=3)
     >>> sorted(source.next().seed for _ in range(3))

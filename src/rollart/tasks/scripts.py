@@ -1,6 +1,6 @@
-"""Scripted players: baselines to stand beside a trained policy, and transcripts for a cold start.
+"""Scripted players: baselines for a trained policy, and transcripts for a cold start.
 
-A script sees what an agent sees, the observations so far, and nothing else.
+A script sees what an agent sees: the observations so far.
 """
 
 import random
@@ -11,13 +11,13 @@ from rollart.ports.environment import TextEnvironment
 from rollart.types.trajectory import Prompt
 
 Script = Callable[[Sequence[str], random.Random], str]
-"""`script(observations so far, chance)` gives the next answer."""
+"""`script(observations so far, chance)` returns the next answer."""
 SUCCESS = 1.0
-"""An episode whose reward reaches this was solved; true of all built-in tasks."""
+"""Reward at which an episode counts as solved; holds for all built-in tasks."""
 
 
 class Transcript(NamedTuple):
-    """An episode in text: to each observation its answer, and what it came to."""
+    """An episode as text: pairs of observation and answer, and the total reward."""
 
     turns: tuple[tuple[str, str], ...]
     reward: float
@@ -28,7 +28,7 @@ class Transcript(NamedTuple):
 
 
 def play(environment: TextEnvironment, prompt: Prompt, script: Script, *, max_turns: int, seed: int = 0) -> Transcript:
-    """One episode. The same arguments give the same transcript."""
+    """Play one episode. The same arguments give the same transcript."""
     chance = random.Random(f"{seed}/{prompt.task}/{prompt.seed}")
     observations: list[str] = []
     answers: list[str] = []
@@ -46,6 +46,6 @@ def play(environment: TextEnvironment, prompt: Prompt, script: Script, *, max_tu
 def success_rate(
     environment: TextEnvironment, prompts: Iterable[Prompt], script: Script, *, max_turns: int, seed: int = 0
 ) -> float:
-    """The share of these prompts that a script solves."""
+    """Share of the prompts that a script solves."""
     played = [play(environment, prompt, script, max_turns=max_turns, seed=seed).success for prompt in prompts]
     return sum(played) / len(played)

@@ -1,7 +1,7 @@
-"""Train and held-out sets that are disjoint by content, not by seed: different seeds often draw the same map.
+"""Train and held-out sets, disjoint by content rather than by seed: different seeds often draw the same map.
 
-What holds: a hash of the content alone decides on which side it is, in every process and for ever, so that no setting,
-seed or order can put a held-out problem into training.
+Invariant: a hash of the content alone decides its side, in every process and version, so no setting, seed or order can
+put a held-out problem into training.
 """
 
 import hashlib
@@ -11,14 +11,14 @@ from rollart.types.errors import RequestError
 from rollart.types.trajectory import Prompt
 
 HELD_OUT_SHARE = 0.25
-"""Of all contents, by hash."""
+"""Share of all contents, by hash."""
 HELD_OUT = "held_out"
 """Key of `Prompt.data`: True asks for held-out content, False for training content, absent for any."""
 MOST_DRAWS = 1000
 
 
 def is_held_out(content: str) -> bool:
-    """On which side a content is.
+    """Whether content is held out.
 
     >>> [is_held_out(problem) for problem in ("1+1", "1+2", "1+3", "1+4")]
     [False, False, True, False]
@@ -27,15 +27,15 @@ def is_held_out(content: str) -> bool:
 
 
 def draw(prompt: Prompt, make: Callable[[int], str]) -> str:
-    """The content of a prompt that is a seed: `make(seed)`, with further seeds until it is on the prompt's side."""
+    """Content for a prompt that is a seed: `make(seed)`, retried with derived seeds until on the prompt's side."""
     side = prompt.data.get(HELD_OUT)
     for attempt in range(MOST_DRAWS):
         content = make(prompt.seed if not attempt else _number(f"{prompt.seed}/{attempt}"))
         if side is None or is_held_out(content) == side:
             return content
     raise RequestError(
-        f"prompt {prompt.id} of {prompt.task!r}: {MOST_DRAWS} draws gave nothing "
-        f"{'held out' if side else 'to train on'}. The task has too few different episodes; make them larger."
+        f"prompt {prompt.id} of {prompt.task!r}: {MOST_DRAWS} draws gave no content "
+        f"{'held out' if side else 'to train on'}. The task has too few distinct episodes; make them larger."
     )
 
 

@@ -1,10 +1,13 @@
-"""The small tokenizer of the built-in tasks: bytes, the words of the tasks' own texts, and three markers.
+"""Small tokenizer for the built-in tasks: bytes, the words of the tasks' own texts, and three markers.
 
     <|user|>Guess my number in 6 guesses.↵29-91<|agent|>60<|end|><|user|>lower 29-59<|agent|>…
 
-What holds: every text has tokens, and decoding gives it back; signs of maps and numbers are always tokens of their own,
-so that they are read sign by sign; it depends on the texts alone. The files are in the format of Hugging
-Face, so that everything that loads a checkpoint loads it too.
+Invariants:
+- Every text can be tokenised, and decoding returns it unchanged.
+- Digits and map symbols are always single tokens, so maps and numbers are read symbol by symbol.
+- The tokenizer depends on the texts alone.
+
+Files are in Hugging Face's format, so anything that loads a checkpoint can load them.
 """
 
 import json
@@ -23,11 +26,11 @@ CHAT_TEMPLATE = (
 )
 _WORD = r" ?[A-Za-z][a-z]*"
 _SPACE = "Ġ"
-"""How a space is written in a byte-level vocabulary."""
+"""A space, as written in a byte-level vocabulary."""
 
 
 def build_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """A tokenizer to which each word in these texts is one token.
+    """A tokenizer in which each word of these texts is one token.
 
     >>> build_tokenizer(["go up"]).encode("go up AG 12").tokens
     ['go', 'Ġup', 'Ġ', 'A', 'G', 'Ġ', '1', '2']
@@ -48,7 +51,7 @@ def build_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
 
 def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
-    """What lies beside a model's weights, by name."""
+    """Files to put beside a model's weights, by name."""
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "chat_template": CHAT_TEMPLATE}
     return {
         "tokenizer.json": tokenizer.to_str(pretty=True).encode(),

@@ -1,44 +1,53 @@
-"""Every error that rollart raises on purpose.
+"""Every error that rollart raises deliberately.
 
     RollartError
-    ├── RequestError           the user asked for something that cannot be (exit code 2)
+    ├── RequestError           the user's request is invalid (exit code 2)
     │   └── ConfigError        …in a config file or an override; carries the key's path
     ├── RunError               the run failed (exit code 1)
     │   ├── WorkerLost         a role has no worker left
+    │   ├── RuntimeLost        the host of the workers died, such as Ray's raylet
     │   ├── NoEngine           no engine can take a task's requests
     │   ├── ShareUnfilled      a task cannot fill its share of the batch
-    │   ├── TaskBroken         the code of a task is wrong: all that it can answer is refused
-    │   ├── StalledRun         nothing moves and no deadline is left to change that
-    │   ├── Interrupted        somebody stopped it (Ctrl-C, SIGTERM)
+    │   ├── TaskBroken         the code of a task is wrong: every attempt fails
+    │   ├── StalledRun         no progress, and no deadline left that could change that
+    │   ├── Interrupted        stopped from outside (Ctrl-C, SIGTERM)
     │   └── TrainingFailed     the trainer reported an error
-    │       └── TrainerLost    the trainer is gone; it starts again from its checkpoint
-    ├── Fault                  a part outside the agent's reach failed: an outcome, never a reward
+    │       └── TrainerLost    the trainer is gone; it restarts from its checkpoint
+    ├── Fault                  a part outside the agent's control failed: an outcome, never a reward
     │   ├── EnvironmentFault
     │   ├── EngineFault
     │   └── RewardFault
     ├── WeightError            a version cannot be served
     │   ├── VersionMissing
     │   └── DigestMismatch
-    └── InvariantBroken        a rule of the design does not hold: a bug of ours, never swallowed
+    └── InvariantBroken        an invariant of the design is violated: a bug of ours, never swallowed
         └── NegativeStaleness
 
-A message says what failed, why, and what to do.
+Messages state what failed, why, and what to do. They are for people: code uses the class, `stop_reason` and
+`Fault.kind`.
 """
 
+from typing import ClassVar
+
+from rollart.types.failures import FailureKind, StopReason
+
 OVERDUE = "took longer than"
-"""How the cause of whatever ended at a deadline reads; who looks for hangs in a journal looks for this."""
+"""Wording of messages about a missed deadline."""
 
 
 class RollartError(Exception):
     """Base of all errors below."""
 
+    stop_reason: ClassVar[StopReason] = StopReason.FAILED
+    """Stop reason of a run that this error ends."""
+
 
 class RequestError(RollartError):
-    """The request was wrong; nothing was started."""
+    """The request was invalid; nothing was started."""
 
 
 class ConfigError(RequestError):
-    """A key of the configuration is wrong. `path` is the dotted key, such as `tasks.frozenlake.share`."""
+    """A key of the configuration is invalid. `path` is the dotted key, such as `tasks.frozenlake.share`."""
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(f"{path}: {problem}" if path else problem)
@@ -47,43 +56,65 @@ class ConfigError(RequestError):
 
 
 class RunError(RollartError):
-    """The run cannot go on."""
+    """The run cannot continue."""
 
 
 class WorkerLost(RunError):
     """A role has no worker left and restarting did not help."""
 
+    stop_reason = StopReason.WORKER_LOST
+
+
+class RuntimeLost(RunError):
+    """The runtime can no longer host workers: a process that it depends on died. The run can be resumed."""
+
 
 class NoEngine(RunError):
     """No engine, preferred or compatible, can take the requests of a task."""
 
+    stop_reason = StopReason.NO_ENGINE
+
 
 class ShareUnfilled(RunError):
-    """A task did not fill its share of the batch by its deadline, and the config says that this stops the run."""
+    """A task did not fill its share of the batch by its deadline, and the config makes that stop the run."""
+
+    stop_reason = StopReason.SHARE_UNFILLED
 
 
 class TaskBroken(RunError):
-    """Every environment of a task, or its reward function time and again, failed in a way that no retry mends."""
+    """Every environment of a task, or its reward function repeatedly, failed in a way that no retry can fix."""
+
+    stop_reason = StopReason.TASK_BROKEN
 
 
 class Interrupted(RunError):
     """The run was stopped from outside; it can be resumed."""
 
+    stop_reason = StopReason.INTERRUPTED
+
 
 class StalledRun(RunError):
-    """Nothing moves; the message names every wait, its owner and its age."""
+    """No progress; the message lists every wait, its owner and its age."""
+
+    stop_reason = StopReason.STALLED
 
 
 class TrainingFailed(RunError):
     """The trainer could not train a batch or publish a version."""
 
+    stop_reason = StopReason.TRAINING_FAILED
+
 
 class TrainerLost(TrainingFailed):
-    """The trainer died under a command. Recovered from, unless it keeps dying."""
+    """The trainer died during a command. The run recovers, unless it keeps dying."""
 
 
 class Fault(RollartError):
-    """Something outside the agent's reach failed. Ends in an outcome of its own and never in a reward."""
+    """A part outside the agent's control failed. It has its own outcome and never becomes a reward."""
+
+    def __init__(self, message: str = "", kind: FailureKind = FailureKind.ERROR) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class EnvironmentFault(Fault):
@@ -95,7 +126,7 @@ class EngineFault(Fault):
 
 
 class RewardFault(Fault):
-    """A reward function failed, or answered with something that is not a finite number."""
+    """A reward function failed, or returned something that is not a finite number."""
 
 
 class WeightError(RollartError):
@@ -103,20 +134,22 @@ class WeightError(RollartError):
 
 
 class VersionMissing(WeightError):
-    """The store does not hold that version (never published, cut halfway, or dropped by retention)."""
+    """The store does not hold that version (never published, incomplete, or dropped by retention)."""
 
 
 class DigestMismatch(WeightError):
-    """A bucket's bytes are not those the manifest promises."""
+    """A bucket's bytes do not match the digest in the manifest."""
 
 
 class InvariantBroken(RollartError):
-    """A rule of the design was about to be broken. Always a bug of rollart; the run stops rather than train on it."""
+    """An invariant was about to be violated. Always a bug of rollart; the run stops rather than train on it."""
+
+    stop_reason = StopReason.INVARIANT_BROKEN
 
 
 class NegativeStaleness(InvariantBroken):
-    """A token carries a version newer than the one in service: a fail-over reset a version that may only grow."""
+    """A token carries a version newer than the one in service: a fail-over reset a version, which may only grow."""
 
 
 WRONG_CODE = (AttributeError, ImportError, NameError, NotImplementedError, SyntaxError, TypeError)
-"""Raised by an environment or a reward function, these say that its code is wrong: the same would happen again."""
+"""Exceptions of an environment or reward function that mean its code is wrong: a retry would fail the same way."""

@@ -1,4 +1,4 @@
-"""Identifiers: distinct static types over plain values, so that nothing passes a group where a trajectory is meant."""
+"""Identifiers: distinct static types over plain values, so that a group cannot be passed for a trajectory."""
 
 from typing import NewType
 
@@ -15,7 +15,7 @@ RequestId = NewType("RequestId", int)
 """One generation request at one engine: a turn that moves to another engine gets a new one."""
 
 WorkerId = NewType("WorkerId", str)
-"""One incarnation of a worker, such as `engine/H20/0.1`; a restarted one has a new id: events of the old are void."""
+"""One incarnation of a worker, such as `engine/H20/0.1`. A restart gets a new id; events of the old id are ignored."""
 
 PromptId = NewType("PromptId", str)
-"""What a prompt source calls an item; unique within its task."""
+"""Identifier that a prompt source gives to an item; unique within its task."""

@@ -1,14 +1,16 @@
 """The journal: every state change of the controller as a typed event.
 
-`at` is the time of the controller's loop in seconds. What happened to a trajectory, a group, a claim, an engine or a
-version can be told from these events alone; reports and audits read nothing else.
+`at` is the time of the controller's loop in seconds. The history of every trajectory, group, claim, engine and version
+can be derived from these events alone; reports and audits read nothing else.
 """
 
+import enum
 import math
 from typing import Any
 
 import msgspec
 
+from rollart.types.failures import FailureKind, StopReason
 from rollart.types.ids import ClaimId, GroupId, PromptId, TrajectoryId, WorkerId
 from rollart.types.messages import Role
 from rollart.types.snapshot import RunState
@@ -17,7 +19,7 @@ from rollart.types.versions import Version
 
 
 class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
-    """Plain data, made by the million: never part of a cycle, so the collector need not look at it (`gc=False`)."""
+    """Base of all events. Plain data in large numbers, never part of a cycle, so not tracked by the GC (`gc=False`)."""
 
     at: float
 
@@ -34,19 +36,20 @@ class RunStarted(Event, frozen=True):
     group_size: int
     extra_groups: int = 0
     step_bound_s: float = math.inf
-    """How long a step may take, or the start of a trainer (`policy.liveness`)."""
+    """Maximum duration of a step, or of the start of a trainer (`policy.liveness`)."""
 
 
 class RunEnded(Event, frozen=True):
     steps: int
     reason: str = ""
-    """Empty when the run did all its steps."""
+    """`stop` in words, with the error; empty if the run finished all its steps."""
+    stop: StopReason = StopReason.DONE
 
 
 class RunResumed(Event, frozen=True):
-    """A new controller goes on with the run; what was in flight at the old one is cancelled in the events that follow.
+    """A new controller resumes the run; the events that follow cancel what was in flight at the old one.
 
-    Times before and after are of different clocks."""
+    Times before and after it are of different clocks."""
 
     mode: str
     alpha: int
@@ -61,7 +64,7 @@ class EpochStarted(Event, frozen=True):
 
 
 class RolledBack(Event, frozen=True):
-    """The lineage goes on from `step`: what was trained after it is void, and those prompts wait again."""
+    """The lineage continues from `step`: later steps are void, and their prompts are queued again."""
 
     epoch: int
     step: int
@@ -69,26 +72,26 @@ class RolledBack(Event, frozen=True):
 
 
 class CheckpointSaved(Event, frozen=True):
-    """The trainer can come back from here: everything up to `version` is settled."""
+    """The trainer can restart from here: everything up to `version` is settled."""
 
     version: Version
 
 
 class CheckpointFailed(Event, frozen=True):
-    """The checkpoint before it stays."""
+    """A checkpoint was not saved. The previous one stays."""
 
     version: Version
     reason: str
 
 
 class Snapshot(Event, frozen=True):
-    """The state of the run: a resume reads the last one and what comes after it."""
+    """State of the run: a resume reads the last one and the events after it."""
 
     state: RunState
 
 
 class StallReported(Event, frozen=True):
-    """Nothing moved for a while: what is waited for, one line each."""
+    """No progress for a while: the open waits, one line each."""
 
     waits: tuple[str, ...]
 
@@ -137,7 +140,7 @@ class EngineUpdated(Event, frozen=True):
 
 
 class EngineOutOfService(Event, frozen=True):
-    """The engine could not take the version and serves nothing until it has one."""
+    """The engine could not load the version and is out of service until it has one."""
 
     worker: WorkerId
     reason: str
@@ -146,7 +149,7 @@ class EngineOutOfService(Event, frozen=True):
 class WeightsSynced(Event, frozen=True):
     """All engines in service have the version.
 
-    `suspended_s`: how long no step was taken; `exposed_s`: how long the sync waited for publication and staging.
+    `suspended_s`: time without engine steps; `exposed_s`: time that the sync waited for publication and staging.
     """
 
     version: Version
@@ -158,9 +161,9 @@ class WeightsSynced(Event, frozen=True):
 
 
 class PromptTaken(Event, frozen=True):
-    """A prompt was taken from its source; `cursor` is where the source stands after it.
+    """A prompt was taken from its source; `cursor` is the position of the source after it.
 
-    `ticket` numbers what was taken: a source may give a prompt again while it is still in flight.
+    `ticket` numbers the prompts taken: a source may repeat a prompt while it is still in flight.
     """
 
     ticket: int
@@ -169,7 +172,7 @@ class PromptTaken(Event, frozen=True):
 
 
 class GroupOpened(Event, frozen=True):
-    """`ticket` is -1 for an evaluation, whose prompts are not taken from a training source."""
+    """A group was opened. `ticket` is -1 for an evaluation, whose prompts are not from a training source."""
 
     group: GroupId
     task: str
@@ -188,7 +191,7 @@ class TrajectoryStarted(Event, frozen=True):
 
 
 class Placed(Event, frozen=True):
-    """A trajectory's turns go to an engine from here on. `reason` is empty for the preferred class."""
+    """A trajectory's turns run on this engine from here on. `reason` is empty for the preferred class."""
 
     trajectory: TrajectoryId
     engine: WorkerId
@@ -216,7 +219,7 @@ class TurnAborted(Event, frozen=True):
 
 
 class RewardArrived(Event, frozen=True):
-    """The reward of a finished episode: once per trajectory, however often it was asked for and answered."""
+    """The reward of a finished episode: once per trajectory, however often it was requested and answered."""
 
     trajectory: TrajectoryId
     value: float
@@ -232,6 +235,8 @@ class TrajectoryEnded(Event, frozen=True):
     last: Version | None = None
     masked: bool = False
     cause: str = ""
+    failure: FailureKind | None = None
+    """How it failed, if `outcome` is a failure."""
 
 
 class GroupEnded(Event, frozen=True):
@@ -245,7 +250,8 @@ class GroupEnded(Event, frozen=True):
 
 
 class BatchClaimed(Event, frozen=True):
-    """Durable before the trainer sees the batch. `staleness` holds one entry per group, masked members left out."""
+    """A batch was claimed; durable before the trainer sees it. `staleness` has one entry per group, without masked
+    members."""
 
     claim: ClaimId
     step: int
@@ -291,15 +297,42 @@ class EvalEnded(Event, frozen=True):
     mean_reward: float | None
 
 
-class PoolTime(Event, frozen=True):
-    """Where the time of a pool's workers went since the last such event: worker-seconds by cause, `busy` among them.
+class TimeUse(enum.StrEnum):
+    """Use of a pool's worker time: busy, or idle for one named cause."""
 
-    An engine is `busy` while it has requests, be they on their way; `stepping_s` is what engines say that their steps
-    took, and `recompute_s`, of that, what they spent on KV that an update had made void. 0: they do not measure it.
+    BUSY = "busy"
+    """Working. An engine is busy while it has requests, including those in transit."""
+    WEIGHT_SYNC = "weight_sync"
+    """Idle: rollout is suspended for an update, or the trainer waits for it."""
+    BARRIER = "barrier"
+    """Idle engine: a turn is over, but the batch is waiting at its barrier."""
+    ENVIRONMENT = "environment"
+    """Idle engine: more could start, but all environments are busy; the agents are in their environments."""
+    TAIL = "tail"
+    """Idle engine: nothing may start before the next batch is complete, and its last trajectories are elsewhere."""
+    REWARD = "reward"
+    """Idle engine: the episodes are over, but their rewards are pending."""
+    TRAINING = "training"
+    """Idle engine: the next batch is complete, or all of it is with the trainer; rollout may not run further ahead."""
+    NO_WORK = "no_work"
+    """Idle for none of these causes: start-up and the end of the run."""
+    ROLLOUT = "rollout"
+    """Idle trainer: the next batch is not complete."""
+    GENERATION = "generation"
+    """Idle environment: agents wait for their turns."""
+    ADMISSION = "admission"
+    """Idle environment: no episode runs and none may start."""
+
+
+class PoolTime(Event, frozen=True):
+    """Use of a pool's worker time since the last such event, in worker-seconds.
+
+    `stepping_s` is the time that engines measured in their steps, and `recompute_s` the part of it spent on KV
+    invalidated by an update; 0 if they do not measure it.
     """
 
     pool: str
-    seconds: dict[str, float]
+    seconds: dict[TimeUse, float]
     stepping_s: float = 0.0
     recompute_s: float = 0.0
 

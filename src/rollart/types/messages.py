@@ -1,16 +1,16 @@
-"""What the controller and its workers say to each other: one type per intent.
+"""Messages between the controller and its workers: one type per intent.
 
-Commands go out and events come back in batches (`Runtime.post`, `Worker.advance`). While a worker lives, the runtime
-delivers each once and in order (`ports.channel` does that over a link that does not). Each still names what it is about
-(request, episode and turn, claim, version), and receivers ignore what they have seen: what is asked again after a
-deadline, or answered late, changes nothing. They are plain data and never part of a cycle, so the garbage collector
-need not look at them (`gc=False`).
+Commands are sent and events returned in batches (`Runtime.post`, `Worker.advance`). While a worker lives, the runtime
+delivers each once and in order (`ports.channel` does that over an unreliable link). Each still names its subject
+(request, episode and turn, claim, version), and receivers ignore duplicates: retries after a deadline and late answers
+have no effect. Messages are plain data and never part of a cycle, so the garbage collector does not track them
+(`gc=False`).
 
     role         commands                                      events
     engine       Add Abort EndSession Suspend Resume           TurnDone PrefixMiss Refused Progress
                  Stage Update                                  Staged StageFailed Updated
     environment  Reset Step Close                              Observed EnvironmentFailed
-    reward       Score                                         Scored ScoreFailed
+    reward       ScoreRequest                                  Scored ScoreFailed
     trainer      Train Publish Save                            Trained Published TrainerFailed Saved SaveFailed
 """
 
@@ -28,10 +28,10 @@ from rollart.types.weights import Manifest
 
 
 class Sampling(msgspec.Struct, frozen=True, gc=False):
-    """How to sample. The log-probability that is reported is always that of the full softmax at `temperature`.
+    """Sampling parameters. The reported log-probability is always that of the full softmax at `temperature`.
 
-    `top_p` and `top_k` cut the set that is sampled from, which training does not know of: they are for evaluation. An
-    engine that does not honour one of these answers `Refused`.
+    `top_p` and `top_k` restrict the set that is sampled from, which training does not account for: they are for
+    evaluation. An engine that does not support one of these answers `Refused`.
     """
 
     max_tokens: int
@@ -39,27 +39,27 @@ class Sampling(msgspec.Struct, frozen=True, gc=False):
     stop_tokens: tuple[int, ...] = ()
     seed: int = 0
     top_p: float = 1.0
-    """Sample from the likeliest tokens that together have this probability; 1 is all of them."""
+    """Sample from the most likely tokens with this total probability; 1 = all."""
     top_k: int = 0
-    """Sample from so many of the likeliest tokens; 0 is all of them."""
+    """Sample from this many of the most likely tokens; 0 = all."""
     stop_strings: tuple[str, ...] = ()
     """The turn ends with the token that completes one of these in the decoded text."""
 
     @property
     def is_plain(self) -> bool:
-        """Neither a cut set nor stop strings: what every engine can do."""
+        """Whether there is neither a restricted set nor a stop string: supported by every engine."""
         return self.top_p >= 1.0 and not self.top_k and not self.stop_strings
 
 
 class Add(msgspec.Struct, frozen=True, gc=False):
-    """Generate one turn. Only what is new travels: `new` follows the first `prefix_length` tokens of the session.
+    """Generate one turn. Only new tokens are sent: `new` follows the first `prefix_length` tokens of the session.
 
     An engine that does not hold that prefix (by length and digest) answers `PrefixMiss`, which ends the request, and
-    gets the whole in another one, with `prefix_length` 0, which always replaces what the session held.
+    gets all tokens in another one with `prefix_length` 0, which always replaces the session's tokens.
     """
 
     request: RequestId
-    """Larger than any before it, so that a double is known by it."""
+    """Larger than any before it, so that duplicates are recognised."""
     session: TrajectoryId
     task: str
     prefix_length: int
@@ -69,7 +69,7 @@ class Add(msgspec.Struct, frozen=True, gc=False):
 
 
 class Abort(msgspec.Struct, frozen=True, gc=False):
-    """End a request; answered by `TurnDone(ABORTED)` with what was generated, while suspended too.
+    """End a request; answered by `TurnDone(ABORTED)` with the tokens generated so far, also while suspended.
 
     Unknown requests are ignored.
     """
@@ -78,7 +78,7 @@ class Abort(msgspec.Struct, frozen=True, gc=False):
 
 
 class EndSession(msgspec.Struct, frozen=True, gc=False):
-    """The trajectory is over: free what is kept for it."""
+    """The trajectory is over: free its session."""
 
     session: TrajectoryId
 
@@ -88,20 +88,20 @@ class Suspend(msgspec.Struct, frozen=True, gc=False):
 
 
 class Resume(msgspec.Struct, frozen=True, gc=False):
-    """Go on after `Suspend`."""
+    """Continue after `Suspend`."""
 
 
 class Stage(msgspec.Struct, frozen=True, gc=False):
-    """Fetch a version beside the one in service, while generation goes on; verified by the digests of this manifest."""
+    """Pull a version beside the one in service while generation continues; verified by the digests of this manifest."""
 
     manifest: Manifest
 
 
 class Update(msgspec.Struct, frozen=True, gc=False):
-    """Between two steps, serve the staged version from now on; answered while suspended too.
+    """Serve the staged version from now on, starting between two steps; answered also while suspended.
 
     A version that is not staged, or is older than the one in service, is answered by `StageFailed` and changes
-    nothing; the one in service is answered by `Updated` again.
+    nothing; the one already in service is answered by `Updated` again.
     """
 
     version: Version
@@ -122,9 +122,9 @@ class FinishReason(enum.Enum):
 
 
 class TurnUsage(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a turn cost, in tokens. `recomputed` is KV computed again because an update made it void.
+    """Cost of a turn in tokens. `recomputed` is KV computed again because an update invalidated it.
 
-    At the start of a turn each token of its prompt is exactly one of the three; recomputation in mid-turn adds to
+    At the start of a turn each prompt token counts as exactly one of the three; recomputation in mid-turn adds to
     `recomputed`.
     """
 
@@ -134,7 +134,7 @@ class TurnUsage(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TurnDone(msgspec.Struct, frozen=True, gc=False):
-    """A request ended. `generated` is what came after the last `Progress` of this request."""
+    """A request ended. `generated` holds the tokens after the last `Progress` of this request."""
 
     request: RequestId
     generated: Generated
@@ -143,13 +143,13 @@ class TurnDone(msgspec.Struct, frozen=True, gc=False):
 
 
 class PrefixMiss(msgspec.Struct, frozen=True, gc=False):
-    """The session's prefix is not here and the request is forgotten; send the whole, under the same id or a new one."""
+    """The session's prefix is not cached and the request is dropped; resend all tokens, under the same or a new id."""
 
     request: RequestId
 
 
 class Refused(msgspec.Struct, frozen=True, gc=False):
-    """The request can never be served here (too long, no weights yet); the engine is well."""
+    """The request can never be served here (too long, no weights yet); the engine itself is healthy."""
 
     request: RequestId
     reason: str
@@ -159,15 +159,15 @@ class Progress(msgspec.Struct, frozen=True, gc=False):
     """Tokens sampled since the last report, so that a fail-over resumes at the token position.
 
     An engine with requests in flight, and not suspended, reports at least every `progress_interval_s`, with or without
-    tokens to show: silence is how a stopped engine is noticed.
+    new tokens: silence is how a hung engine is detected.
     """
 
     parts: tuple[tuple[RequestId, Generated], ...]
     steps: int
     stepping_s: float = 0.0
-    """What its steps took since the last report; 0 of an engine that does not measure it."""
+    """Duration of its steps since the last report; 0 if the engine does not measure it."""
     recompute_s: float = 0.0
-    """Of that, for KV that an update had made void."""
+    """The part of it spent on KV invalidated by an update."""
 
 
 class Staged(msgspec.Struct, frozen=True, gc=False):
@@ -177,7 +177,7 @@ class Staged(msgspec.Struct, frozen=True, gc=False):
 
 
 class StageFailed(msgspec.Struct, frozen=True, gc=False):
-    """The version could not be fetched or verified. The version in service stays."""
+    """The version could not be pulled or verified. The version in service stays."""
 
     version: Version
     reason: str
@@ -200,10 +200,10 @@ class KvOnUpdate(enum.Enum):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, gc=False):
-    """What an engine can do, said when it joins."""
+    """Capabilities of an engine, reported when it joins."""
 
     slots: int
-    """Requests that it can run at once; more are queued."""
+    """Maximum number of concurrent requests; more are queued."""
     max_context: int
     kv_on_update: KvOnUpdate = KvOnUpdate.RECOMPUTE
     sessions: bool = True
@@ -215,7 +215,7 @@ class EngineInfo(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reset(msgspec.Struct, frozen=True, gc=False):
-    """Start an episode in one of the worker's environments: a fresh one, whatever was there before is closed.
+    """Start an episode in a fresh environment of the given slot; the previous one is closed.
 
     A slot that does not exist is answered by `EnvironmentFailed`.
     """
@@ -227,9 +227,9 @@ class Reset(msgspec.Struct, frozen=True, gc=False):
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
-    """Act. `action` is what the engine sampled in this turn, counted from 1; decoded beside the environment.
+    """Act. `action` holds the tokens sampled in this turn (counted from 1); decoded beside the environment.
 
-    Of an episode that is unknown, closed or replaced: answered by `EnvironmentFailed`.
+    For an unknown, closed or replaced episode the answer is `EnvironmentFailed`.
     """
 
     episode: TrajectoryId
@@ -238,7 +238,7 @@ class Step(msgspec.Struct, frozen=True, gc=False):
 
 
 class Close(msgspec.Struct, frozen=True, gc=False):
-    """The episode is over, or given up: free its environment."""
+    """The episode is over or abandoned: free its environment."""
 
     episode: TrajectoryId
 
@@ -250,10 +250,10 @@ class Observed(msgspec.Struct, frozen=True, gc=False):
     """The answer to `Reset` (turn 0) or to `Step` (its turn).
 
     `new_sequence`: the agent rewrote its history; `observation` is the whole new context.
-    `truncated`: ended by a limit of the agent's own, which is its result.
-    `artifact`: at the end of the episode, what the reward function needs to see.
-    `state`: the key of the state that the environment is in now (`types.trajectory.state_key`); empty: it is what the
-    observation's tokens tell.
+    `truncated`: ended by one of the agent's own limits, which counts as its result.
+    `artifact`: input of the reward function, should the episode end here.
+    `state`: key of the environment's current state (`types.trajectory.state_key`); empty = the observation's tokens
+    identify it.
     """
 
     episode: TrajectoryId
@@ -268,15 +268,15 @@ class Observed(msgspec.Struct, frozen=True, gc=False):
 
 
 class EnvironmentFailed(msgspec.Struct, frozen=True, gc=False):
-    """The environment itself failed: not the agent's doing.
+    """The environment itself failed, through no fault of the agent.
 
-    `wrong`: its code is, so that another try ends the same way; what an outage may cause is not.
+    `permanent`: its code is wrong, so that a retry would fail the same way; not set for failures an outage may cause.
     """
 
     episode: TrajectoryId
     turn: int
     reason: str
-    wrong: bool = False
+    permanent: bool = False
 
 
 EnvironmentEvent = Observed | EnvironmentFailed
@@ -292,8 +292,8 @@ class EnvironmentInfo(msgspec.Struct, frozen=True, gc=False):
 # --- reward ---------------------------------------------------------------------------------------------------------
 
 
-class Score(msgspec.Struct, frozen=True, gc=False):
-    """Compute the final reward of a trajectory. Stateless: the same key always means the same question."""
+class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
+    """Compute the final reward of a trajectory. Stateless: the same key always means the same request."""
 
     key: str
     trajectory: TrajectoryId
@@ -313,22 +313,22 @@ class ScoreFailed(msgspec.Struct, frozen=True, gc=False):
     key: str
     reason: str
     retry: bool = True
-    """Whether asking again may help (429, 5xx), or the answer will be the same."""
+    """Whether a retry may help (429, 5xx), or would give the same answer."""
 
 
-RewardCommand = Score
+RewardCommand = ScoreRequest
 RewardEvent = Scored | ScoreFailed
 
 
 class RewardInfo(msgspec.Struct, frozen=True, gc=False):
-    """What a reward worker can do."""
+    """Capabilities of a reward worker."""
 
     slots: int
-    """Questions that it answers at once; more are queued."""
+    """Maximum number of concurrent requests. The controller never exceeds it."""
     elastic: bool = False
-    """Grows and shrinks with the load, to zero too: never idle, so its `slots` are no capacity to account for."""
+    """Scales with the load, down to zero: never idle, so its `slots` do not count as capacity."""
     tasks: tuple[str, ...] = ()
-    """The tasks that it can score; none named: all."""
+    """Tasks that it can score; empty = all."""
 
 
 # --- trainer --------------------------------------------------------------------------------------------------------
@@ -343,15 +343,15 @@ class Train(msgspec.Struct, frozen=True, gc=False):
 
 
 class Publish(msgspec.Struct, frozen=True, gc=False):
-    """Write the current weights to the store as `version`. Asked again, answered alike; an older one is refused."""
+    """Write the current weights to the store as `version`. Idempotent; an older version is refused."""
 
     version: Version
 
 
 class Save(msgspec.Struct, frozen=True, gc=False):
-    """Make the current weights, and all that training needs to go on from them, durable as the checkpoint of `version`.
+    """Save the current weights and the rest of the training state durably, as the checkpoint of `version`.
 
-    Whole or not at all: until `Saved`, a trainer that starts anew finds the checkpoint before it.
+    Atomic: until `Saved`, a restarted trainer finds the previous checkpoint.
     """
 
     version: Version
@@ -371,7 +371,7 @@ class Published(msgspec.Struct, frozen=True, gc=False):
 
 
 class TrainerFailed(msgspec.Struct, frozen=True, gc=False):
-    """A command could not be carried out; the weights are those of before."""
+    """A command failed; the weights are unchanged."""
 
     claim: ClaimId | None
     reason: str
@@ -382,7 +382,7 @@ class Saved(msgspec.Struct, frozen=True, gc=False):
 
 
 class SaveFailed(msgspec.Struct, frozen=True, gc=False):
-    """The disk is full, say. The checkpoint before it is whole."""
+    """The checkpoint could not be saved, for example on a full disk. The previous one is intact."""
 
     version: Version
     reason: str
@@ -392,11 +392,11 @@ TrainerEvent = Trained | Published | TrainerFailed | Saved | SaveFailed
 
 
 class TrainerInfo(msgspec.Struct, frozen=True, gc=False):
-    """What a trainer is, said when it joins."""
+    """State of a trainer, reported when it joins."""
 
     parameters: int
     restored: Version | None = None
-    """The checkpoint that it starts from; None: it starts fresh."""
+    """Checkpoint that it starts from; None = it starts fresh."""
 
 
 # --- any role -------------------------------------------------------------------------------------------------------

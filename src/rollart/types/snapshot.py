@@ -1,4 +1,4 @@
-"""The durable state of a run: what a controller has to know to go on where another one stopped."""
+"""The durable state of a run: what a controller needs to continue where another one stopped."""
 
 from typing import Any
 
@@ -10,18 +10,18 @@ from rollart.types.versions import Version
 
 
 class OpenGroupState(msgspec.Struct, frozen=True):
-    """A group in flight, ready or claimed. `ticket` is None for an evaluation, whose prompt is not queued again."""
+    """A group in flight, ready or claimed. `ticket` is None for an evaluation, whose prompt is not requeued."""
 
     group: GroupId
     purpose: Purpose
     ticket: Ticket | None
     next_member: int
     trained_step: int | None = None
-    """Its claim ended in the step that led here, but its own end is not written yet."""
+    """Step that its claim ended in, while its own end is not written yet."""
 
 
 class OpenTrajectory(msgspec.Struct):
-    """A trajectory without an outcome, and what it has sampled so far."""
+    """A trajectory without an outcome, and its sampled tokens so far."""
 
     trajectory: TrajectoryId
     turns: int = 0
@@ -39,7 +39,7 @@ class OpenClaim(msgspec.Struct, frozen=True):
 
 
 class TrainedGroup(msgspec.Struct, frozen=True):
-    """A group that was trained in the step that led to `step`; a roll-back to before it queues `ticket`."""
+    """A group trained in the step that led to `step`; a roll-back to before it requeues `ticket`."""
 
     group: GroupId
     step: int
@@ -47,10 +47,10 @@ class TrainedGroup(msgspec.Struct, frozen=True):
 
 
 class RunState(msgspec.Struct, frozen=True):
-    """Bounded by what is in flight plus what was trained since the last checkpoint."""
+    """State of a run; its size is bounded by what is in flight plus what was trained since the last checkpoint."""
 
     epoch: int = -1
-    """Of the last trainer; -1 before the first."""
+    """Epoch of the last trainer; -1 before the first."""
     step: int = 0
     """Steps trained in the surviving lineage."""
     next_group: int = 0

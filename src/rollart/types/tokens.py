@@ -1,7 +1,7 @@
-"""Tokens as the controller sees them: opaque segments.
+"""Tokens as opaque segments.
 
 The controller owns the token log of every trajectory but never looks inside it. A segment is a length and a compact
-payload (little-endian int32); a simulated segment has no payload. Engine and trainer see exactly these ids, nothing is
+payload (little-endian int32); a simulated segment has no payload. Engine and trainer see exactly these ids; nothing is
 ever re-tokenised.
 """
 
@@ -46,16 +46,16 @@ class VersionRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def concatenate(parts: "list[Segment]") -> Segment:
-    """Adjacent segments as one; without payload if one of them has none."""
+    """Join adjacent segments; without payload if one of them has none."""
     length = sum(part.length for part in parts)
     payloads = [part.payload for part in parts if part.payload is not None]
     return Segment(length, b"".join(payloads) if len(payloads) == len(parts) else None)
 
 
 class Generated(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What an engine sampled: tokens, one log-probability for each (absent in simulation), and their versions.
+    """Output of an engine: tokens, one log-probability each (absent in simulation), and their versions.
 
-    The runs cover the tokens exactly and their versions never go down.
+    The runs cover the tokens exactly and their versions never decrease.
     """
 
     tokens: Segment
@@ -63,7 +63,7 @@ class Generated(msgspec.Struct, frozen=True, array_like=True, gc=False):
     runs: tuple[VersionRun, ...] = ()
 
     def then(self, later: "Generated") -> "Generated":
-        """This and what was sampled after it, as one."""
+        """Append what was sampled after this."""
         if not self.tokens.length:
             return later
         if not later.tokens.length:
@@ -76,7 +76,7 @@ NOTHING = Generated(EMPTY, b"", ())
 
 
 def merge_runs(first: tuple[VersionRun, ...], second: tuple[VersionRun, ...]) -> tuple[VersionRun, ...]:
-    """Two adjacent lists of runs as one, joined where the version is the same."""
+    """Join two adjacent lists of runs, merging at the seam if the version is the same."""
     if first and second and first[-1].version == second[0].version:
         joined = VersionRun(first[-1].version, first[-1].length + second[0].length)
         return first[:-1] + (joined,) + second[1:]  # noqa: RUF005 - once a turn, and unpacking takes twice as long
@@ -84,7 +84,7 @@ def merge_runs(first: tuple[VersionRun, ...], second: tuple[VersionRun, ...]) ->
 
 
 class PackedSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A `TokenSequence` as it travels between processes."""
+    """Serialised form of a `TokenSequence`."""
 
     spans: tuple[int, ...]
     tokens: bytes | None
@@ -97,7 +97,7 @@ class TokenSequence:
 
     One buffer for tokens, one for log-probabilities, and the lengths of the spans between: ten thousand of these are
     open at once, for hundreds of turns. Keeps the running digest of the prefix, so that a turn can name the prefix it
-    builds on without sending it. Where tokens have no payload, in simulation, the length alone names it.
+    builds on without sending it. If tokens have no payload, in simulation, the length alone names it.
     """
 
     __slots__ = ("_hash", "_logprobs", "_runs", "_spans", "_tokens", "length", "turn_digest", "turn_length")
@@ -105,24 +105,24 @@ class TokenSequence:
     def __init__(self) -> None:
         self.length = 0
         self.turn_length = 0
-        """Up to the last sampled token: what an engine holds of the session; the next turn names it."""
+        """Length up to the last sampled token: the prefix that an engine holds and that the next turn names."""
         self.turn_digest = b""
         self._tokens: bytearray | None = bytearray()
-        """None as soon as one part has no payload."""
+        """None once any part has no payload."""
         self._logprobs: bytearray | None = bytearray()
-        """Of the sampled tokens only."""
+        """For sampled tokens only."""
         self._spans = array("i", (0,))
-        """Lengths of context and sampled spans in turn; the first is context."""
+        """Lengths of alternating context and sampled spans, starting with context."""
         self._runs: tuple[VersionRun, ...] = ()
         self._hash: hashlib.blake2b | None = None
 
     def append_context(self, segment: Segment) -> None:
-        """Tokens that the policy did not choose: prompt and observations."""
+        """Append tokens that the policy did not choose: prompt and observations."""
         if segment.length:
             self._append(segment, 0)
 
     def append_sampled(self, generated: Generated) -> None:
-        """Tokens that the policy sampled."""
+        """Append tokens that the policy sampled."""
         if not generated.tokens.length:
             return
         self._append(generated.tokens, 1)
@@ -152,11 +152,11 @@ class TokenSequence:
 
     @property
     def sampled(self) -> int:
-        """How many of the tokens the policy sampled."""
+        """Number of tokens that the policy sampled."""
         return sum(self._spans[1::2])
 
     def since_turn(self) -> Segment:
-        """What was appended after the last sampled token."""
+        """Tokens appended after the last sampled one."""
         return self._cut(self.turn_length)
 
     def whole(self) -> Segment:
@@ -173,7 +173,7 @@ class TokenSequence:
         return np.repeat(kinds, self._spans)
 
     def logprobs(self) -> NDArray[np.float32]:
-        """The log-probability each token was sampled with; 0 for tokens of the context."""
+        """Log-probability with which each token was sampled; 0 for context tokens."""
         if self._logprobs is None:
             raise ValueError("a simulated sequence has no log-probabilities")
         out = np.zeros(self.length, dtype=LOGPROB)
@@ -185,7 +185,7 @@ class TokenSequence:
         return self._runs
 
     def pack(self) -> PackedSequence:
-        """For another process; `unpack` makes an equal sequence of it."""
+        """Serialise for another process; `unpack` restores an equal sequence."""
         tokens, logprobs = self._tokens, self._logprobs
         return PackedSequence(
             tuple(self._spans),
@@ -196,7 +196,7 @@ class TokenSequence:
 
     @classmethod
     def unpack(cls, packed: PackedSequence) -> "TokenSequence":
-        """Appended again span by span, so that everything derived, the digest too, is what it was."""
+        """Restore by appending span by span, so that all derived state, including the digest, is the same."""
         sequence = cls()
         start = sampled = 0
         for index, length in enumerate(packed.spans):
@@ -212,10 +212,10 @@ class TokenSequence:
 
 
 def _slice(data: bytes | None, start: int, length: int, item: "np.dtype[np.generic]") -> bytes | None:
-    """`length` items from `start` on, of data that may be absent."""
+    """`length` items of optional data, starting at `start`."""
     return None if data is None else data[start * item.itemsize : (start + length) * item.itemsize]
 
 
 def prefix_digest(tokens: bytes) -> bytes:
-    """What `TokenSequence.turn_digest` holds for these token bytes; engines check a session's prefix with it."""
+    """Digest as in `TokenSequence.turn_digest` for these token bytes; engines check a session's prefix with it."""
     return hashlib.blake2b(tokens, digest_size=16).digest()

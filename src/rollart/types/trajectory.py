@@ -1,4 +1,4 @@
-"""Trajectories, groups and how they end."""
+"""Trajectories, groups and their outcomes."""
 
 import enum
 import hashlib
@@ -7,13 +7,14 @@ from typing import Any
 
 import msgspec
 
+from rollart.types.failures import FailureKind
 from rollart.types.ids import GroupId, PromptId, TrajectoryId
-from rollart.types.tokens import TokenSequence
+from rollart.types.tokens import EMPTY, TokenSequence
 from rollart.types.versions import Version
 
 
 class Purpose(enum.Enum):
-    """Why a trajectory is made. Both pass through the same control plane."""
+    """What a trajectory is for. Both kinds pass through the same control plane."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -25,22 +26,25 @@ class Outcome(enum.Enum):
     COMPLETED = "completed"
     """The environment ended the episode and the reward arrived."""
     TRUNCATED = "truncated"
-    """The agent ran into a limit of its own (turns, tokens, its sandbox); a result like any other."""
+    """The agent reached one of its own limits (turns, tokens, its sandbox); a result like any other."""
     STALE = "stale"
-    """It fell behind the staleness bound."""
+    """It exceeded the staleness bound."""
     REDUNDANT = "redundant"
     """Enough others finished first."""
     ENV_FAILED = "env_failed"
     """Its environment failed; never a reward."""
     ENGINE_FAILED = "engine_failed"
-    """No engine could go on with it."""
+    """No engine could continue it."""
     REWARD_FAILED = "reward_failed"
-    """Its reward could not be had."""
+    """Its reward could not be computed."""
     CANCELLED = "cancelled"
     """The run ended, its group failed, or a roll-back voided it."""
 
 
 TRAINABLE = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED})
+"""Outcomes that are results."""
+FAILURES = frozenset({Outcome.ENV_FAILED, Outcome.ENGINE_FAILED, Outcome.REWARD_FAILED})
+"""Outcomes that the agent did not cause; never a reward."""
 
 
 class GroupOutcome(enum.Enum):
@@ -49,15 +53,15 @@ class GroupOutcome(enum.Enum):
     TRAINED = "trained"
     """Its batch was trained."""
     FILTERED = "filtered"
-    """The accept hook refused it (no signal in it, say). Its prompt is spent."""
+    """It has no learning signal (for example, all rewards are equal). Its prompt is consumed."""
     REDUNDANT = "redundant"
-    """Enough other groups finished first. Its prompt is queued again."""
+    """Enough other groups finished first. Its prompt is requeued."""
     STALE = "stale"
-    """Its oldest member fell behind the staleness bound. Its prompt is queued again."""
+    """Its oldest member exceeded the staleness bound. Its prompt is requeued."""
     FAILED = "failed"
-    """Too many of its members failed. Its prompt is queued again a few times, then set aside."""
+    """Too many of its members failed. Its prompt is requeued a few times, then set aside."""
     CANCELLED = "cancelled"
-    """The run ended or was rolled back. Its prompt is queued again."""
+    """The run ended or was rolled back. Its prompt is requeued."""
     EVALUATED = "evaluated"
     """An evaluation: its trajectory was scored, nothing is trained."""
 
@@ -72,7 +76,7 @@ class StaleTreatment(enum.Enum):
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """One item of a prompt source: what an environment is reset with."""
+    """One item of a prompt source; an environment is reset with it."""
 
     id: PromptId
     task: str
@@ -81,7 +85,7 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 class Ticket(msgspec.Struct, frozen=True):
-    """A prompt with its history: how often a group was opened for it, and which member numbers are used up.
+    """A prompt with its history: how many groups were opened for it, and which member numbers were used.
 
     Member numbers are never reused for a ticket, so a replacement is a new sample and not the same failure again.
     """
@@ -93,7 +97,7 @@ class Ticket(msgspec.Struct, frozen=True):
     next_member: int = 0
 
     def again(self, next_member: int, *, failed: bool) -> "Ticket":
-        """The ticket after a group of this prompt came to nothing."""
+        """The ticket after a group of this prompt was not trained."""
         return Ticket(self.number, self.prompt, self.attempt + 1, self.failures + int(failed), next_member)
 
 
@@ -101,12 +105,12 @@ STATE_BYTES = 8
 
 
 def state_key(seen: bytes) -> bytes:
-    """A key for the state of an environment, from what is seen of it: equal states have equal keys."""
+    """Key of an environment's state, derived from what is visible of it: equal states have equal keys."""
     return hashlib.blake2b(seen, digest_size=STATE_BYTES).digest()
 
 
 class StateKeys:
-    """Keys of states in order, in one buffer: ten thousand trajectories keep one per turn."""
+    """State keys in order, in one buffer: ten thousand trajectories keep one per turn."""
 
     __slots__ = ("_keys",)
 
@@ -114,7 +118,7 @@ class StateKeys:
         self._keys = bytearray()
 
     def append(self, seen: bytes) -> None:
-        """The next state, by what is seen of it."""
+        """Append the next state, given what is visible of it."""
         self._keys += state_key(seen)
 
     def first(self, count: int) -> list[bytes]:
@@ -123,7 +127,7 @@ class StateKeys:
 
 
 class Trajectory:
-    """The record of one attempt at one member of a group; owned by its EnvManager until it ends, then read only.
+    """Record of one attempt at one member of a group; owned by its Episode until it ends, then read only.
 
     Most trajectories have one sequence. An agent that rewrites its history (a new context, a compaction) opens another.
     """
@@ -131,9 +135,11 @@ class Trajectory:
     __slots__ = (
         "artifact",
         "attempt",
+        "failure",
         "first_version",
         "group",
         "id",
+        "last_observation",
         "last_version",
         "masked",
         "member",
@@ -171,24 +177,30 @@ class Trajectory:
         self.purpose = purpose
         self.prompt = prompt
         self.sequence = TokenSequence()
-        """The sequence that grows."""
+        """The current sequence, which is appended to."""
         self.sequences = [self.sequence]
         self.turns = 0
         self.turn_rewards: list[float] = []
         self.turn_tokens = array("i")
-        """How many tokens each turn sampled: the only thing that says where a turn ends in the sequences."""
+        """Number of tokens sampled per turn: the only record of turn boundaries in the sequences."""
         self.states = StateKeys() if keeps_states else None
-        """The state that each turn started in; None where no algorithm asks."""
+        """State at the start of each turn; None if no algorithm needs it."""
         self.reward: float | None = None
         self.artifact: bytes = b""
+        """Data of the environment's last observation, for the reward function."""
+        self.last_observation = EMPTY
+        """Observation after the last action of an episode that ended by itself: for display while the trajectory ends,
+        not part of any sequence."""
         self.first_version: Version | None = None
         self.last_version: Version | None = None
         self.truncated = False
         self.masked = False
         self.outcome: Outcome | None = None
+        self.failure: FailureKind | None = None
+        """How it failed, if its outcome is a failure."""
 
     def open_sequence(self) -> None:
-        """What comes is a new context."""
+        """Start a new context."""
         self.sequence = TokenSequence()
         self.sequences.append(self.sequence)
 
@@ -198,20 +210,20 @@ class Trajectory:
 
 
 class Turn(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What one turn sampled, how well it did, and what it earned."""
+    """Tokens, advantage and reward of one turn."""
 
     tokens: int
     advantage: float = 0.0
-    """0 where the trainer computes it, from values of its own."""
+    """0 if the trainer computes it from its own values."""
     reward: float = 0.0
-    """A reward for the episode as a whole is in that of the last turn."""
+    """A reward for the whole episode is part of the last turn's."""
 
 
 class TrainSample(msgspec.Struct, frozen=True):
-    """One trajectory of a batch, as the trainer gets it: by reference inside a process.
+    """One trajectory of a batch, as passed to the trainer: by reference within a process.
 
-    The tokens of its turns, one after the other, are the sampled tokens of its sequences. A masked sample takes part in
-    nothing but its group's baseline, which is already in everybody's advantage.
+    The tokens of its turns, concatenated, are the sampled tokens of its sequences. A masked sample contributes only to
+    its group's baseline, which is already part of every member's advantage.
     """
 
     trajectory: TrajectoryId

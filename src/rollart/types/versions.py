@@ -1,8 +1,8 @@
 """Weight versions and staleness.
 
-Versions only grow. Every start of a trainer takes a new epoch, so a trainer that came back can never publish a version
-that an older one published too. `step` counts optimiser steps of the surviving lineage: after a roll-back to a
-checkpoint of step k the next epoch starts at step k again.
+Versions only grow. Every start of a trainer begins a new epoch, so a restarted trainer can never publish a version that
+an older one published too. `step` counts optimiser steps of the surviving lineage: after a roll-back to a checkpoint of
+step k the next epoch starts at step k again.
 """
 
 import msgspec

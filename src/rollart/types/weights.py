@@ -1,4 +1,4 @@
-"""Weight versions as manifests: what a version consists of, and how to know that it arrived whole."""
+"""Manifests of weight versions: what a version consists of, and how to verify that it arrived complete."""
 
 import enum
 import hashlib
@@ -16,12 +16,10 @@ class WeightKind(enum.Enum):
     """All weights."""
     ADAPTER = "adapter"
     """A low-rank adapter on the parent."""
-    DELTA = "delta"
-    """Differences to the parent."""
 
 
 class TensorEntry(msgspec.Struct, frozen=True):
-    """Where one tensor lies: in which bucket, from which byte."""
+    """Location of one tensor: bucket and byte offset."""
 
     name: str
     dtype: str
@@ -33,7 +31,7 @@ class TensorEntry(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """A published version. Its digests are checked before an engine serves a token with it."""
+    """A published version. Its digests are checked before an engine samples a token with it."""
 
     version: Version
     parent: Version | None
@@ -41,6 +39,11 @@ class Manifest(msgspec.Struct, frozen=True):
     tensors: tuple[TensorEntry, ...]
     bucket_bytes: tuple[int, ...]
     digests: tuple[str, ...]
+
+    @property
+    def depends_on(self) -> Version | None:
+        """Version needed to read this one; None for a full one, whatever its parent."""
+        return None if self.kind is WeightKind.FULL else self.parent
 
     @property
     def total_bytes(self) -> int:
@@ -52,7 +55,7 @@ def bucket_digest(data: bytes | memoryview) -> str:
 
 
 def verify_bucket(manifest: Manifest, index: int, data: bytes | memoryview) -> None:
-    """Raise `DigestMismatch` unless these are the bytes of that bucket."""
+    """Raise `DigestMismatch` unless the bytes match the bucket's digest."""
     if bucket_digest(data) != manifest.digests[index]:
         raise DigestMismatch(
             f"bucket {index} of {manifest.version} does not have the digest of its manifest: "

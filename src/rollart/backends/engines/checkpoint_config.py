@@ -1,7 +1,7 @@
-"""What a checkpoint is: its architecture from `config.json`, and a refusal by name of all that is not computed here.
+"""Architecture of a checkpoint, parsed from its `config.json`; unsupported features are refused by name.
 
-Reads the same settings as `backends.models` without importing transformers, which takes seconds. What holds: a config
-that is accepted means to transformers exactly the function that `decoder` computes; defaults are those of transformers.
+Reads the same settings as `backends.models` without importing transformers, which takes seconds. Invariant: for an
+accepted config, `decoder` computes exactly the function that transformers does; defaults are those of transformers.
 """
 
 import json
@@ -43,7 +43,7 @@ _ROPE_OPTIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class RopeShape:
-    """Rotary positions; `options` are the numbers of the config that belong to `kind`."""
+    """Rotary positions; `options` holds the numeric options of `kind`."""
 
     kind: str
     theta: float
@@ -53,7 +53,7 @@ class RopeShape:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """The architecture of a decoder-only model, as far as it is computed here."""
+    """Architecture of a decoder-only model, as far as it is supported here."""
 
     family: str
     vocabulary: int
@@ -65,7 +65,7 @@ class ModelShape:
     head_dim: int
     norm_eps: float
     positions: int
-    """What the model was made for; a longer context is the user's choice."""
+    """Context length the model was trained for; a longer one is the user's choice."""
     tied: bool
     qkv_bias: bool
     output_bias: bool
@@ -78,7 +78,7 @@ class ModelShape:
         return self.heads // self.kv_heads
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the state dict, in its order; a tied output head is in it under its own name."""
+        """Names and shapes of the state dict, in order; a tied output head is included under its own name."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         out: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocabulary, self.hidden)}
         for index in range(self.layers):
@@ -104,11 +104,13 @@ class ModelShape:
 
 
 def read_shape(model: str | Mapping[str, Any]) -> ModelShape:
-    """The shape of a `model` setting: a folder with a `config.json`, or `{"config": {…}}`."""
+    """Shape of a `model` setting: a folder with a `config.json`, or `{"config": {…}}`."""
     if isinstance(model, str):
         path = Path(model) / "config.json"
         if not path.is_file():
-            raise RequestError(f"model {model!r} is no folder with a config.json; give a local checkpoint or a config")
+            raise RequestError(
+                f"model {model!r} is not a folder with a config.json; give a local checkpoint or a config"
+            )
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
@@ -122,7 +124,7 @@ def read_shape(model: str | Mapping[str, Any]) -> ModelShape:
 
 
 def parse_config(config: Mapping[str, Any]) -> ModelShape:
-    """The shape that a `config.json` describes, or `RequestError` with what is not supported and what is."""
+    """Shape described by a `config.json`; a `RequestError` names what is not supported and what is."""
     family = config.get("model_type")
     if family not in FAMILIES:
         raise _refusal(f"model_type {family!r}")
@@ -130,7 +132,7 @@ def parse_config(config: Mapping[str, Any]) -> ModelShape:
     heads = _count(config, "num_attention_heads", 32)
     hidden = _count(config, "hidden_size", 4096)
     kv_heads = _count(config, "num_key_value_heads", heads if family == "llama" else 32, heads)
-    # Qwen3 has a default of its own; the other families divide, and so do all where the key is null.
+    # Qwen3 has its own default; the other families divide, as do all if the key is null.
     head_dim = _count(config, "head_dim", 128 if family == "qwen3" else hidden // heads, hidden // heads)
     if heads % kv_heads:
         raise _refusal(f"{heads} attention heads over {kv_heads} key-value heads")
@@ -200,9 +202,9 @@ def _count(config: Mapping[str, Any], name: str, default: int, null: int | None 
     if value is None and null is not None:
         value = null
     if not isinstance(value, int) or value < 1:
-        raise RequestError(f"the config has {name} = {value!r}, which is no number of at least 1; correct it")
+        raise RequestError(f"the config has {name} = {value!r}, which is not a number of at least 1; correct it")
     return value
 
 
 def _refusal(what: str) -> RequestError:
-    return RequestError(f"this engine does not compute {what}; supported are {SUPPORTED}")
+    return RequestError(f"this engine does not support {what}; supported are {SUPPORTED}")

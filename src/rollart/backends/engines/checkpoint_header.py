@@ -1,4 +1,4 @@
-"""Which files hold the weights of a checkpoint, and what their headers promise; without torch, and read in a moment."""
+"""Weight files of a checkpoint and their headers, read quickly and without torch."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 def check_weights(folder: Path, shape: ModelShape) -> None:
-    """Refuse a checkpoint that does not hold what its config promises, or is not there but for a pointer to it."""
+    """Refuse a checkpoint whose tensors do not match its config, or that is only a pointer (such as Git LFS)."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name in weight_files(folder):
         try:
@@ -26,7 +26,7 @@ def check_weights(folder: Path, shape: ModelShape) -> None:
 
 
 def check_shapes(folder: Path, shape: ModelShape, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """A head that is tied to the embedding may be left out."""
+    """Compare tensor shapes with the config. An output head tied to the embedding may be missing."""
     head = {"lm_head.weight": shapes.get("model.embed_tokens.weight")} if shape.tied else {}
     wrong = [name for name, wanted in shape.tensors().items() if shapes.get(name, head.get(name)) != wanted]
     if wrong:
@@ -34,13 +34,13 @@ def check_shapes(folder: Path, shape: ModelShape, shapes: Mapping[str, tuple[int
 
 
 def weight_files(folder: Path) -> list[str]:
-    """One file, or shards with an index."""
+    """File names: a single file, or the shards of an index."""
     if (folder / _SINGLE).is_file():
         return [_SINGLE]
     if (folder / _INDEX).is_file():
         index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
         return sorted(set(index["weight_map"].values()))
-    raise RequestError(f"{str(folder)!r} holds neither {_SINGLE} nor {_INDEX}; other formats are not read")
+    raise RequestError(f"{str(folder)!r} has neither {_SINGLE} nor {_INDEX}; other formats are not supported")
 
 
 def unreadable(file: Path, error: Exception) -> RequestError:

@@ -11,7 +11,7 @@ from rollart.backends.engines.checkpoint_header import check_shapes, unreadable,
 
 
 def load_tensors(folder: Path, shape: ModelShape) -> dict[str, torch.Tensor]:
-    """Exactly the tensors of the shape; a tied head, which checkpoints leave out, is the embedding."""
+    """Load exactly the tensors of the shape; a tied head, which checkpoints leave out, is the embedding."""
     tensors: dict[str, torch.Tensor] = {}
     for name in weight_files(folder):
         try:

@@ -1,19 +1,19 @@
-"""What an engine has done since it started, as plain numbers."""
+"""Counters of an engine since its start."""
 
 import msgspec
 
 
 class TaskCounters(msgspec.Struct):
-    """Of one task. Seconds of a step are shared out by its tokens."""
+    """Counters of one task. The seconds of a step are divided in proportion to tokens."""
 
     prefill_tokens: int = 0
-    """Tokens that were computed before one was sampled: of prompts, and what an update made void."""
+    """Tokens computed before one was sampled: prompts, and KV invalidated by an update."""
     prefill_s: float = 0.0
     decode_tokens: int = 0
-    """Tokens that were sampled."""
+    """Sampled tokens."""
     decode_s: float = 0.0
     cached_tokens: int = 0
-    """Prompt tokens whose KV was there, kept from a turn before or shared with another session."""
+    """Prompt tokens with cached KV, kept from an earlier turn or shared with another session."""
     recomputed_tokens: int = 0
 
 
@@ -21,9 +21,9 @@ class EngineCounters(msgspec.Struct):
     tasks: dict[str, TaskCounters] = {}
     steps: int = 0
     batch_tokens: int = 0
-    """Tokens of all steps; divided by `steps`, the mean size of a step."""
+    """Tokens summed over all steps; divided by `steps`, the mean size of a step."""
     batch_requests: int = 0
-    """Requests of all steps; divided by `steps`, the mean size of the batch."""
+    """Requests summed over all steps; divided by `steps`, the mean batch size."""
     largest_batch: int = 0
     stalled_steps: int = 0
     """Steps in which a request waited because the KV memory was full."""
@@ -31,7 +31,7 @@ class EngineCounters(msgspec.Struct):
     evicted_sessions: int = 0
     updates: int = 0
     update_s: float = 0.0
-    """Spent in updates themselves, without the recomputation of KV."""
+    """Duration of updates, without the recomputation of KV."""
 
     def task(self, name: str) -> TaskCounters:
         return self.tasks.setdefault(name, TaskCounters())

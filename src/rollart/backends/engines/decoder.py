@@ -1,11 +1,11 @@
-"""The forward pass: some new tokens of some sessions, against the KV that the arena holds for them.
+"""The forward pass: new tokens of several sessions, against the KV that the arena holds for them.
 
-A step packs tokens of many sessions into one matrix. What is between its matrix products is done by the native kernels
-(`native_step`) where there are some, else by operations of torch (`torch_step`), on any device and in any precision.
+A step packs tokens of many sessions into one matrix. Everything between the matrix products is done by the native
+kernels (`native_step`) if available, else by torch operations (`torch_step`), on any device and in any precision.
 
-What holds: what a session's tokens give depends on its own tokens and the weights alone: by the native kernels to the
-last bit, by torch up to the rounding of matrix products of another height. Only the rows that are asked for go through
-the output head.
+Invariants: the result for a session depends only on its own tokens and the weights: bit for bit with the native
+kernels, with torch up to the rounding of matrix products of different heights. Only the requested rows go through the
+output head.
 """
 
 from typing import NamedTuple, Protocol
@@ -22,27 +22,27 @@ from rollart.backends.engines.weights import LayerWeights, ModelWeights
 
 
 class StepPlan(NamedTuple):
-    """What one forward pass computes."""
+    """Input of one forward pass."""
 
     tokens: torch.Tensor
     pieces: NDArray[np.int64]
-    """A row per session: its first row of tokens and how many, offset and capacity of its block, its first position."""
+    """Per session: its first token row and row count, offset and capacity of its block, its first position."""
     outputs: torch.Tensor | None
-    """Rows whose logits are wanted; None: all of them."""
+    """Rows whose logits are requested; None = all."""
 
 
 class Step(Protocol):
-    """A forward pass, as far as its tokens look at others."""
+    """The attention part of a forward pass."""
 
     def place(self, index: int, layer: LayerWeights, qkv: torch.Tensor) -> None:
-        """Keep the queries of this layer, and put its keys and values into the arena."""
+        """Store the queries of this layer, and write its keys and values to the arena."""
 
     def attend(self, index: int) -> torch.Tensor:
-        """What the queries gather: (tokens, heads * head_dim), the same memory in every layer."""
+        """Attention output: (tokens, heads * head_dim), in the same memory for every layer."""
 
 
 class Maths(Protocol):
-    """What is not a matrix product."""
+    """Operations other than matrix products."""
 
     def begin(self, kv: KvArena, pieces: NDArray[np.int64]) -> Step: ...
 
@@ -53,7 +53,7 @@ class Maths(Protocol):
 
 
 class Decoder:
-    """The function of one architecture; weights and KV come with every call."""
+    """Forward function of one architecture; weights and KV are arguments of every call."""
 
     def __init__(self, shape: ModelShape, *, dtype: torch.dtype, device: torch.device, max_context: int) -> None:
         self.shape = shape
@@ -64,7 +64,7 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, weights: ModelWeights, kv: KvArena, plan: StepPlan) -> torch.Tensor:
-        """Write the KV of the plan's tokens and give the logits of its output rows, in float32."""
+        """Write the KV of the plan's tokens and return the logits of its output rows, in float32."""
         maths = self._maths
         step = maths.begin(kv, plan.pieces)
         x = weights.embedding.index_select(0, plan.tokens)
@@ -72,7 +72,7 @@ class Decoder:
             step.place(index, layer, layer.qkv.times(maths.rms_norm(x, layer.attention_norm)))
             last = index == self.shape.layers - 1
             if last and plan.outputs is not None and not plan.outputs.shape[0]:
-                return torch.empty(0, self.shape.vocabulary, device=self._device)  # only the KV was wanted
+                return torch.empty(0, self.shape.vocabulary, device=self._device)  # only the KV was requested
             attended = step.attend(index)
             if last and plan.outputs is not None:
                 x, attended = x.index_select(0, plan.outputs), attended.index_select(0, plan.outputs)

@@ -1,10 +1,10 @@
 """The KV cache of an engine: one arena of fixed size, in which every session owns one contiguous block.
 
 Contiguous, because on a CPU gathering scattered pages would double the memory traffic of a decoding step. Blocks come
-in few sizes, and those of one size lie side by side in groups, so that one batched matrix product reads many sessions.
+in few sizes, and blocks of one size are adjacent in groups, so that one batched matrix product reads many sessions.
 
-What holds: blocks never overlap; what is free and what is in use add up to the arena; what is freed joins its free
-neighbours, so an arena without blocks has room for its largest one.
+Invariants: blocks never overlap; free and used parts add up to the arena; freed parts merge with their free neighbours,
+so an arena without blocks has room for the largest one.
 """
 
 from bisect import bisect_left, insort
@@ -19,11 +19,11 @@ from rollart.backends.native.kernels import Heads, native_kernels
 from rollart.types.errors import InvariantBroken
 
 UNIT_TOKENS = 32
-"""The smallest block; all are multiples of it."""
+"""Size of the smallest block; all sizes are multiples of it."""
 GROUP_ORDER = 4
-"""Groups have room for up to `2 ** GROUP_ORDER` blocks…"""
+"""A group has room for up to `2 ** GROUP_ORDER` blocks…"""
 SMALL_SHARE_ORDER = 3
-"""…but, of more than one block, no more than about a `2 ** SMALL_SHARE_ORDER`-th of the arena."""
+"""…but a group of several blocks takes at most about 1 / `2 ** SMALL_SHARE_ORDER` of the arena."""
 
 
 Layers = tuple[torch.Tensor, ...]
@@ -32,14 +32,14 @@ Layers = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Room for the KV of `capacity` tokens, from token `offset` of the arena on."""
+    """Space for the KV of `capacity` tokens, starting at token `offset` of the arena."""
 
     offset: int
     capacity: int
 
 
 class _Group:
-    """Neighbouring blocks of one size; `spare` are those that are not in use, lowest first."""
+    """Adjacent blocks of one size; `spare` lists the unused ones, lowest first."""
 
     __slots__ = ("order", "size", "spare", "start", "used")
 
@@ -52,10 +52,10 @@ class _Group:
 
 
 class BlockAllocator:
-    """Which parts of `units` units are in use.
+    """Allocator of blocks within `units` units.
 
-    The arena is cut into parts of powers of two (buddies, so that freed ones join again). A part is a group: as many
-    blocks of one size as fit into it. A group goes back as soon as none of its blocks is in use.
+    The arena is split into parts of powers of two (buddies, so that freed ones merge again). A part is a group: as many
+    blocks of one size as fit into it. A group is freed as soon as none of its blocks is in use.
     """
 
     def __init__(self, units: int) -> None:
@@ -63,7 +63,7 @@ class BlockAllocator:
         self._orders = units.bit_length()
         self._free: list[list[int]] = [[] for _ in range(self._orders)]
         self._groups: dict[int, dict[int, _Group]] = {}
-        """By the size of their blocks and where they start."""
+        """By block size and start."""
         self._used: dict[int, _Group] = {}
         start = 0
         for order in reversed(range(self._orders)):
@@ -73,7 +73,7 @@ class BlockAllocator:
 
     @property
     def largest(self) -> int:
-        """Units of the largest block that an empty arena can give."""
+        """Units of the largest block that an empty arena can provide."""
         return 1 << (self._orders - 1)
 
     @property
@@ -81,7 +81,7 @@ class BlockAllocator:
         return sum(group.size for group in self._used.values())
 
     def allocate(self, size: int) -> int | None:
-        """The lowest place for a block of `size` units in a group of such blocks; None if there is none."""
+        """Allocate the lowest free block of `size` units in a group of that size; None if there is none."""
         groups = self._groups.get(size, {})
         open_ones = [start for start, group in groups.items() if group.spare]
         group = groups[min(open_ones)] if open_ones else self._open_group(size)
@@ -93,7 +93,7 @@ class BlockAllocator:
         return place
 
     def release(self, place: int) -> None:
-        """Give a block back."""
+        """Free a block."""
         group = self._used.pop(place)
         group.used -= 1
         insort(group.spare, place)
@@ -102,7 +102,7 @@ class BlockAllocator:
             self._give(group.start, group.order)
 
     def check(self) -> None:
-        """Raise `InvariantBroken` unless free parts and groups cover every unit once, and groups know their blocks."""
+        """Raise `InvariantBroken` unless free parts and groups cover every unit once and groups match their blocks."""
         covered = [(place, order) for order, places in enumerate(self._free) for place in places]
         groups = [group for of_size in self._groups.values() for group in of_size.values()]
         covered += [(group.start, group.order) for group in groups]
@@ -120,7 +120,7 @@ class BlockAllocator:
                 raise InvariantBroken(f"of the KV blocks {blocks}, {used} are in use and {group.spare} are spare")
 
     def _open_group(self, size: int) -> _Group | None:
-        """A new group of blocks of this size, a smaller one if there is no room for a large one."""
+        """Open a group for blocks of this size, a smaller one if there is no room for a large one."""
         least = (size - 1).bit_length()
         extra = max(0, min(GROUP_ORDER, self._orders - 1 - SMALL_SHARE_ORDER - least))
         for order in range(least + extra, least - 1, -1):
@@ -131,7 +131,7 @@ class BlockAllocator:
         return None
 
     def _take(self, order: int) -> int | None:
-        """The lowest free place of `2 ** order` units, cut from the smallest one that is large enough."""
+        """Take the lowest free part of `2 ** order` units, split from the smallest one that is large enough."""
         for larger in range(order, self._orders):
             if self._free[larger]:
                 place = self._free[larger].pop(0)
@@ -141,7 +141,7 @@ class BlockAllocator:
         return None
 
     def _give(self, place: int, order: int) -> None:
-        """Free a place, and join it with its free neighbours."""
+        """Free a part and merge it with its free neighbours."""
         while order + 1 < self._orders:
             buddy = place ^ (1 << order)
             at = bisect_left(self._free[order], buddy)
@@ -154,7 +154,7 @@ class BlockAllocator:
 
 
 def block_units(units: int) -> int:
-    """The size of block for so many units: the next power of two, or three quarters of it.
+    """Block size for this many units: the next power of two, or three quarters of it.
 
     >>> [block_units(units) for units in range(1, 14)]
     [1, 2, 3, 4, 6, 6, 8, 8, 12, 12, 12, 12, 16]
@@ -164,10 +164,10 @@ def block_units(units: int) -> int:
 
 
 class KvArena:
-    """Keys and values of all layers. How many positions of a block hold something, its session knows.
+    """Keys and values of all layers. Sessions track how many positions of their block are filled.
 
-    Keys are stored transposed, (kv head, dimension, position), values as (kv head, position, dimension): both products
-    of a decoding step then read memory in order. Every number in the arena is finite, also where nothing was written.
+    Keys are stored transposed, (kv head, dimension, position), values as (kv head, position, dimension), so both
+    products of a decoding step read memory in order. Every number in the arena is finite, even where none was written.
     """
 
     def __init__(self, shape: ModelShape, *, budget_bytes: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -180,15 +180,15 @@ class KvArena:
         self.keys = _zeros((shape.layers, self.tokens * self._width), dtype, device)
         self.values = _zeros((shape.layers, self.tokens * self._width), dtype, device)
         self.key_layers: Layers = self.keys.unbind(0)
-        """As a row of numbers."""
+        """Flat views."""
         self.value_layers: Layers = self.values.view(shape.layers, -1, shape.head_dim).unbind(0)
-        """As rows of one head's dimensions."""
+        """Views with one row per head and position."""
         self._kernels = native_kernels() if device.type == "cpu" and dtype is torch.float32 else None
         self._heads = byref(Heads(shape.kv_heads, shape.group, shape.head_dim))
 
     @property
     def largest_tokens(self) -> int:
-        """The longest context that the arena can hold."""
+        """Longest context that fits into the arena."""
         return self.allocator.largest * UNIT_TOKENS
 
     @property
@@ -196,7 +196,7 @@ class KvArena:
         return self.allocator.used * UNIT_TOKENS
 
     def allocate(self, tokens: int) -> Block | None:
-        """A block for at least so many tokens, None if there is no room."""
+        """Allocate a block for at least this many tokens; None if there is no room."""
         units = block_units(-(-tokens // UNIT_TOKENS))
         place = self.allocator.allocate(units)
         return None if place is None else Block(place * UNIT_TOKENS, units * UNIT_TOKENS)
@@ -205,7 +205,7 @@ class KvArena:
         self.allocator.release(block.offset // UNIT_TOKENS)
 
     def copy(self, source: Block, target: Block, start: int, stop: int) -> None:
-        """These positions of one block, into another."""
+        """Copy these positions from one block to another."""
         if start >= stop:
             return
         if self._kernels is None:
@@ -218,7 +218,7 @@ class KvArena:
         self._kernels.copy_block(self._heads, layers, layer, *blocks, start, stop, *memory)
 
     def run(self, offset: int, capacity: int, size: int, length: int) -> tuple[Layers, Layers]:
-        """The first `length` positions of `size` blocks side by side, by layer.
+        """The first `length` positions of `size` adjacent blocks, by layer.
 
         Keys are (size * kv heads, dimension, length), values (size * kv heads, length, dimension).
         """
@@ -238,7 +238,7 @@ class KvArena:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros that take memory only once they are written to, on a CPU: a budget is a limit, not a cost."""
+    """Zeros that take memory only once written to (on a CPU): a budget is a limit, not a cost."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     carrier = {2: np.uint16, 4: np.uint32}[dtype.itemsize]

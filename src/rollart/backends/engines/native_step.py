@@ -1,7 +1,7 @@
-"""A forward pass by the native kernels: on a CPU, in float32.
+"""The forward pass with native kernels: on a CPU, in float32.
 
-What holds: a session's attention reads its own keys and values, up to its own length and no further; how many sessions
-share a step, and where their blocks lie, changes nothing, not even the rounding.
+Invariants: a session's attention reads only its own keys and values, up to its own length; the number of sessions in a
+step and the location of their blocks change nothing, not even the rounding.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from rollart.backends.native.kernels import MAX_HEAD_DIM, TILE, Heads, native_ke
 def native_maths(
     shape: ModelShape, *, dtype: torch.dtype, device: torch.device, max_context: int
 ) -> "NativeMaths | None":
-    """None where they do not serve."""
+    """Native kernels for this shape, device and precision; None if unavailable."""
     if device.type != "cpu" or dtype is not torch.float32 or shape.head_dim > MAX_HEAD_DIM:
         return None
     kernels = native_kernels()

@@ -1,4 +1,4 @@
-"""From sessions with new tokens to one forward pass."""
+"""Plan one forward pass for sessions with new tokens."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from rollart.backends.engines.kv import Block
 
 
 class Work(NamedTuple):
-    """New tokens of one session, from position `start` on; with `wants_logits` those of the last are asked for."""
+    """New tokens of one session, starting at `start`; with `wants_logits` the logits of the last one are requested."""
 
     block: Block
     start: int
@@ -21,9 +21,9 @@ class Work(NamedTuple):
 
 
 def plan_step(work: Sequence[Work], device: torch.device) -> tuple[StepPlan, list[int]]:
-    """The plan, and for each of its output rows the index of the work that it belongs to.
+    """Return the plan and, for each output row, the index of its work item.
 
-    Single tokens come first, in the order of their blocks, so that neighbours follow each other.
+    Single tokens come first, in block order, so that neighbours are adjacent.
     """
     order = sorted(range(len(work)), key=lambda index: (len(work[index].tokens) > 1, work[index].block.offset))
     pieces = []

@@ -1,4 +1,4 @@
-"""Rotary positions as one table of complex numbers: a pair of dimensions turned is one complex product."""
+"""Rotary positions as a table of complex numbers: rotating a pair of dimensions is one complex product."""
 
 import math
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ from rollart.types.errors import RequestError
 
 
 def rotations(shape: ModelShape, length: int, device: torch.device) -> torch.Tensor:
-    """For each position below `length` its factors: complex64, (length, head_dim / 2)."""
+    """Factors for each position below `length`: complex64, (length, head_dim / 2)."""
     rope = shape.rope
     if rope.kind == "dynamic" and length > shape.positions:
         raise RequestError(
-            f"rope type 'dynamic' turns every position anew once a context passes {shape.positions} tokens, which kept "
-            f"keys cannot follow; set max_context to at most {shape.positions}, or use rope type 'yarn'"
+            f"rope type 'dynamic' rotates every position anew once a context exceeds {shape.positions} tokens, which "
+            f"invalidates cached keys; set max_context to at most {shape.positions}, or use rope type 'yarn'"
         )
     frequencies, scale = _frequencies(rope, shape.head_dim)
     angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies[None, :]
@@ -23,7 +23,7 @@ def rotations(shape: ModelShape, length: int, device: torch.device) -> torch.Ten
 
 
 def _frequencies(rope: RopeShape, dim: int) -> tuple[torch.Tensor, float]:
-    """Of each pair of dimensions, and what the factors are scaled by."""
+    """Frequency of each pair of dimensions, and the scale of the factors."""
     plain = 1.0 / (rope.theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
     if rope.kind == "linear":
         return plain / rope.options["factor"], 1.0
@@ -35,7 +35,7 @@ def _frequencies(rope: RopeShape, dim: int) -> tuple[torch.Tensor, float]:
 
 
 def _llama3(plain: torch.Tensor, options: Mapping[str, float], original: int) -> torch.Tensor:
-    """Long waves are stretched by `factor`, short ones are not, those between are blended."""
+    """Stretch long wavelengths by `factor`, keep short ones, and blend between."""
     factor, low, high = options["factor"], options["low_freq_factor"], options["high_freq_factor"]
     waves_per_context = original * plain / (2 * math.pi)
     blend = ((waves_per_context - low) / (high - low)).clamp(0.0, 1.0)
@@ -43,7 +43,7 @@ def _llama3(plain: torch.Tensor, options: Mapping[str, float], original: int) ->
 
 
 def _yarn(plain: torch.Tensor, rope: RopeShape, dim: int) -> tuple[torch.Tensor, float]:
-    """Dimensions that turn often keep their frequency, slow ones are stretched, with a ramp between them."""
+    """Keep high frequencies, stretch low ones, with a ramp between them."""
     options = rope.options
     factor = options["factor"]
 

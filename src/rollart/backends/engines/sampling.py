@@ -1,7 +1,7 @@
-"""One chunk of a turn by `transformers`' own `generate`: the sampling oracle that other engines are compared with.
+"""One chunk of a turn by `transformers`' own `generate`: the sampling oracle for comparing other engines.
 
-What holds: a chunk depends on the weights, its context and the request's seed alone, never on what else the process
-samples; its log-probabilities are those that a training forward at the same temperature gives.
+Invariants: a chunk depends only on the weights, its context and the request's seed, never on other samples of the
+process; its log-probabilities are those of a training forward pass at the same temperature.
 """
 
 import hashlib
@@ -22,20 +22,20 @@ class Chunk(NamedTuple):
 
 
 def sample_chunk(model: Any, context: NDArray[np.int32], sampling: Sampling, limit: int) -> Chunk:
-    """Up to `limit` tokens after `context`, fewer when a stop token is sampled, which is then the last."""
+    """Sample up to `limit` tokens after `context`, fewer if a stop token is sampled, which is then the last."""
     device = model.device
     inputs = torch.from_numpy(context.astype(np.int64)).unsqueeze(0).to(device)
     options: dict[str, Any] = {"do_sample": False}
     if sampling.temperature:
         options = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
-    with torch.inference_mode(), seeded(_seed(sampling.seed, context.size), device):
+    with torch.inference_mode(), seeded(seed_at(sampling.seed, context.size), device):
         out = model.generate(
             inputs,
-            # Given, because `generate` would otherwise guess it from where the padding token stands.
+            # Explicit, because `generate` would otherwise infer it from the padding token.
             attention_mask=torch.ones_like(inputs),
             max_new_tokens=limit,
             eos_token_id=list(sampling.stop_tokens) or None,
-            pad_token_id=0,  # never used: there is one sequence
+            pad_token_id=0,  # unused: there is one sequence
             use_cache=True,
             return_dict_in_generate=True,
             output_logits=True,
@@ -46,7 +46,7 @@ def sample_chunk(model: Any, context: NDArray[np.int32], sampling: Sampling, lim
     return Chunk(tokens.cpu().numpy().astype(TOKEN), logprobs.cpu().numpy().astype(LOGPROB))
 
 
-def _seed(seed: int, position: int) -> int:
-    """Of a chunk: another for every position, and the same wherever the request continues at that position."""
+def seed_at(seed: int, position: int) -> int:
+    """Seed for tokens from `position` on: different for every position, the same on every engine."""
     digest = hashlib.blake2b(f"{seed}/{position}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1  # torch takes 63 bits

@@ -1,88 +1,73 @@
-"""Which sessions an engine holds, and who has to go when the KV memory is full.
+"""Sessions of a torch engine, their KV memory, and eviction when it is full.
 
-What holds: a session is here while it has KV or a request, no longer; a running request keeps its block to its end, as
-large as it may need, so it never waits for memory half-way; only sessions that do not run give up their KV, the one
-that was used least recently first.
+Invariants: a session is held while it has KV or a request; a running request keeps its block to its end, as large as it
+may need, so it never waits for memory midway; only sessions that do not run are evicted, least recently used first.
 """
 
-from collections import OrderedDict
 from itertools import islice
 
 from rollart.backends.engines.kv import KvArena
-from rollart.backends.engines.sessions import Session, Turn
+from rollart.backends.engines.kv_sessions import KvSession, KvTurn
+from rollart.backends.engines.sessions import Sessions
 from rollart.types.errors import InvariantBroken
 from rollart.types.ids import TrajectoryId
 
 HEAD_TOKENS = 16
-"""Sessions that start with the same so many tokens are looked at for a common prefix, as are those that were asked the
-same before: the members of a group, until they part."""
+"""Length of the shorter prefix by which sessions find each other. The longer one is the whole prompt, which the members
+of a group share until they diverge."""
 WORTH_TOKENS = 4
-"""Fewer are not worth a copy."""
+"""Minimum number of tokens worth a copy."""
 CANDIDATES = 32
-"""How many sessions are looked at, the latest first: the members of a group arrive together."""
+"""Maximum number of sessions compared, latest first: the members of a group arrive together."""
 
 
-class SessionCache:
-    """All sessions of an engine, the least recently used first, and the arena with their KV."""
+class SessionCache(Sessions[KvSession]):
+    """All sessions of a torch engine, the least recently used first, and the arena with their KV."""
 
     def __init__(self, arena: KvArena) -> None:
+        super().__init__(KvSession)
         self.arena = arena
         self.evicted = 0
-        self._sessions: OrderedDict[TrajectoryId, Session] = OrderedDict()
-        self._peers: dict[int, dict[TrajectoryId, Session]] = {}
-        """By the hash of what they begin with."""
+        self._peers: dict[int, dict[TrajectoryId, KvSession]] = {}
+        """Sessions by the hash of a prefix."""
 
-    def __len__(self) -> int:
-        return len(self._sessions)
-
-    def get(self, id: TrajectoryId) -> Session | None:
-        return self._sessions.get(id)
-
-    def open(self, id: TrajectoryId) -> Session:
-        """A fresh session; what was held under this id is dropped."""
-        self.drop(id)
-        session = self._sessions[id] = Session(id)
-        return session
-
-    def touch(self, session: Session) -> None:
+    def touch(self, session: KvSession) -> None:
         self._sessions.move_to_end(session.id)
 
     def drop(self, id: TrajectoryId) -> None:
-        """Forget a session; an unknown one is ignored."""
         session = self._sessions.pop(id, None)
         if session is not None:
             self._release(session)
 
-    def settle(self, session: Session) -> None:
-        """A request of this session ended: it stays if it has KV to stay for."""
-        session.turn = None
+    def settle(self, session: KvSession) -> None:
+        """Keep the session if it has KV."""
         if session.block is None:
             self.drop(session.id)
         else:
             self.touch(session)
 
     def void_all(self) -> None:
-        """The weights changed: no KV is worth anything."""
+        """Invalidate all KV: the weights changed."""
         for session in self._sessions.values():
             session.void_kv()
 
     def close(self) -> None:
-        self._sessions.clear()
+        super().close()
         self._peers.clear()
 
     # --- memory
 
-    def reserve(self, session: Session, tokens: int, *, alone: bool) -> bool:
-        """Have a block for so many tokens, with what KV there is in it; False if there is no room now.
+    def reserve(self, session: KvSession, tokens: int, *, alone: bool) -> bool:
+        """Give the session a block for `tokens` tokens and move its KV there; False if there is no room now.
 
-        `alone`: nothing runs, so nothing will make room by itself; then the session's own KV is given up too.
+        `alone`: nothing runs, so no memory will be freed later; then the session's own KV is dropped too.
         """
         old = session.block
         if old is not None and old.capacity >= tokens:
             return True
         new = None
         if old is not None and 2 * self.arena.used_tokens < self.arena.tokens:
-            # Who has grown once grows on: with twice the room, where there is plenty, less is moved.
+            # A session that grew will grow again: doubling, if there is space, reduces the number of moves.
             new = self.arena.allocate(max(tokens, 2 * old.capacity))
         new = new or self.arena.allocate(tokens)
         while new is None and self._evict(session):
@@ -100,8 +85,8 @@ class SessionCache:
         session.block = new
         return True
 
-    def _evict(self, spared: Session) -> bool:
-        """Take the KV of the session that waited longest; one with a queued request keeps its tokens."""
+    def _evict(self, spared: KvSession) -> bool:
+        """Evict the KV of the least recently used session; one with a queued request keeps its tokens."""
         for session in self._sessions.values():
             if session is spared or session.block is None or (session.turn is not None and session.turn.number):
                 continue
@@ -113,7 +98,7 @@ class SessionCache:
             return True
         return False
 
-    def _release(self, session: Session) -> None:
+    def _release(self, session: KvSession) -> None:
         self._unshare(session, 0)
         if session.block is not None:
             self.arena.release(session.block)
@@ -121,21 +106,20 @@ class SessionCache:
 
     # --- common prefixes
 
-    def share(self, session: Session) -> None:
-        """Let others find what this session has, or will have, KV of."""
+    def share(self, session: KvSession) -> None:
+        """Make this session visible to `find_donor` of other sessions."""
         for length in (HEAD_TOKENS, session.length):
             if length <= session.length and length > session.shared_length:
                 key = hash(session.tokens(0, length).tobytes())
                 session.shared_keys.append((length, key))
                 self._peers.setdefault(key, {})[session.id] = session
 
-    def cut(self, session: Session, length: int) -> None:
-        """Back to the first `length` tokens."""
+    def cut(self, session: KvSession, length: int) -> None:
         self._unshare(session, length)
-        session.cut(length)
+        super().cut(session, length)
 
-    def _unshare(self, session: Session, length: int) -> None:
-        """Whoever looks for more than the first `length` tokens does not find it any more."""
+    def _unshare(self, session: KvSession, length: int) -> None:
+        """Hide all but the first `length` tokens from `find_donor`."""
         while session.shared_length > length:
             _, key = session.shared_keys.pop()
             peers = self._peers.get(key, {})
@@ -144,13 +128,13 @@ class SessionCache:
                 if not peers:
                     del self._peers[key]
 
-    def find_donor(self, turn: Turn) -> None:
-        """Name the session that has, or will have before it, the most KV of this turn's tokens, if one has."""
+    def find_donor(self, turn: KvTurn) -> None:
+        """Set the turn's donor to the session that has, or will have before it, the most KV of its tokens."""
         session = turn.session
         turn.seeks_donor = False
         turn.donor = None
         turn.shared = session.computed + WORTH_TOKENS - 1
-        # The last token is computed in any case: its logits are wanted.
+        # The last token is always computed: its logits are needed.
         wanted = session.length - 1
         for length, key in reversed(session.shared_keys):
             if length <= session.computed or turn.shared >= min(length, wanted):
@@ -164,8 +148,8 @@ class SessionCache:
                 if most > turn.shared and session.begins_like(peer, turn.shared + 1):
                     turn.donor, turn.donor_edits, turn.shared = peer, peer.edits, min(session.common(peer), most)
 
-    def copy_from_donor(self, turn: Turn) -> bool:
-        """Take the KV from the donor; False if it is still being computed. A donor that is gone is looked for anew."""
+    def copy_from_donor(self, turn: KvTurn) -> bool:
+        """Copy the donor's KV; False if it is still being computed. A donor that is gone is replaced."""
         donor, session = turn.donor, turn.session
         if donor is None:
             return True
@@ -185,10 +169,10 @@ class SessionCache:
         turn.donor = None
         return True
 
-    # --- what the tests look at
+    # --- for tests
 
     def check(self) -> None:
-        """Raise `InvariantBroken` if a block is lost, doubled or too small."""
+        """Raise `InvariantBroken` if a block is leaked, duplicated or too small."""
         self.arena.allocator.check()
         blocks = [session.block for session in self._sessions.values() if session.block is not None]
         if sum(block.capacity for block in blocks) != self.arena.used_tokens:

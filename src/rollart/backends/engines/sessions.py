@@ -1,13 +1,16 @@
-"""A trajectory's tokens in an engine, the KV that is held for them, and the request that goes on with them.
+"""Sessions and turns of any engine: token logs, and requests that continue them.
 
-What holds: a session holds exactly the tokens that the controller sent and was sent, in order. The first `computed` of
-them have KV of the version in service; up to `void` there was KV that an update made worthless.
+Invariants: a session holds exactly the tokens exchanged with the controller, in order. A session has at most one turn;
+the tokens of a superseded turn are still reported, but no longer belong to the session.
 """
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rollart.backends.engines.kv import Block
 from rollart.types.ids import RequestId, TrajectoryId
 from rollart.types.messages import Add, FinishReason, Sampling, TurnDone, TurnUsage
 from rollart.types.tokens import LOGPROB, TOKEN, Generated, Segment, VersionRun, prefix_digest
@@ -15,30 +18,20 @@ from rollart.types.versions import Version
 
 
 class Session:
-    """The tokens of one trajectory."""
+    """The token log of one trajectory. KV of the first `computed` tokens exists, here or in the library underneath."""
 
-    __slots__ = ("_tokens", "block", "computed", "edits", "id", "length", "shared_keys", "turn", "void")
+    __slots__ = ("_tokens", "computed", "id", "length", "turn")
 
     def __init__(self, id: TrajectoryId) -> None:
         self.id = id
         self._tokens: NDArray[np.int32] = np.empty(64, dtype=TOKEN)
         self.length = 0
-        self.block: Block | None = None
         self.computed = 0
-        self.void = 0
         self.turn: Turn | None = None
-        """Its request, running or queued."""
-        self.edits = 0
-        """How often tokens were taken back: who remembers a common prefix looks at this."""
-        self.shared_keys: list[tuple[int, int]] = []
-        """How many of its first tokens others find it by, and their hash, the fewest first."""
-
-    @property
-    def shared_length(self) -> int:
-        return self.shared_keys[-1][0] if self.shared_keys else 0
+        """Its request, running or queued; None if there is none."""
 
     def tokens(self, start: int = 0, stop: int | None = None) -> NDArray[np.int32]:
-        """A view; it changes with the session."""
+        """A view, valid until the session changes."""
         return self._tokens[start : self.length if stop is None else stop]
 
     def append(self, tokens: NDArray[np.int32]) -> None:
@@ -57,60 +50,30 @@ class Session:
         self.length += 1
 
     def holds(self, length: int, digest: bytes) -> bool:
+        """Whether the first `length` tokens are those with this digest."""
         return length <= self.length and prefix_digest(self._tokens[:length].tobytes()) == digest
 
     def cut(self, length: int) -> None:
-        """Back to the first `length` tokens."""
-        if length < self.length:
-            self.edits += 1
+        """Keep the first `length` tokens only."""
         self.length = length
         self.computed = min(self.computed, length)
-        self.void = min(self.void, length)
-
-    def void_kv(self) -> None:
-        """An update came: all KV has to be computed again."""
-        self.void = max(self.void, self.computed)
-        self.computed = 0
-
-    def lose_kv(self) -> None:
-        self.block = None
-        self.computed = self.void = 0
-
-    def common(self, other: "Session") -> int:
-        """How many tokens from the start are the same in both."""
-        length = min(self.length, other.length)
-        differ = self._tokens[:length] != other._tokens[:length]
-        first = int(differ.argmax()) if length else 0
-        return first if length and differ[first] else length
-
-    def begins_like(self, other: "Session", length: int) -> bool:
-        """Whether both have so many tokens, and the same ones. Most pairs differ, and this says so at once."""
-        if length > min(self.length, other.length):
-            return False
-        return self._tokens[:length].tobytes() == other._tokens[:length].tobytes()
 
 
 class Turn:
-    """A request, from its arrival to its end."""
+    """A request from arrival to end: its unreported tokens, and its cost."""
 
     __slots__ = (
-        "_cached",
-        "_counted",
         "_logprobs",
-        "_prefilled",
-        "_recomputed",
         "_runs",
         "_unreported",
-        "donor",
-        "donor_edits",
-        "number",
+        "cached",
+        "prefilled",
         "prompt_length",
+        "recomputed",
         "request",
         "sampled",
         "sampling",
-        "seeks_donor",
         "session",
-        "shared",
         "task",
     )
 
@@ -121,48 +84,15 @@ class Turn:
         self.session = session
         self.prompt_length = session.length
         self.sampled = 0
-        self.number = 0
-        """In the order in which requests began to run."""
-        self.seeks_donor = False
-        """Whether another session may hold KV of the same tokens."""
-        self.donor: Session | None = None
-        self.donor_edits = 0
-        self.shared = 0
-        """How many tokens the donor has, or will have, KV of."""
+        self.prefilled = 0
+        self.cached = 0
+        self.recomputed = 0
         self._unreported: list[int] = []
         self._logprobs: list[float] = []
         self._runs: list[tuple[Version, int]] = []
-        self._prefilled = 0
-        self._cached = 0
-        self._recomputed = 0
-        self._counted = 0
 
-    # --- what it costs
-
-    def begin(self) -> None:
-        """What is held at the start was not computed for this turn."""
-        self._cached = self._counted = self.session.computed
-        self.seeks_donor = True
-
-    def count_copied(self, length: int) -> int:
-        """KV of the first `length` tokens came from another session; how many of them this turn had waited for."""
-        copied = max(0, min(length, self.prompt_length) - self._counted)
-        self._cached += copied
-        self._counted = max(self._counted, length)
-        return copied
-
-    def count_computed(self, start: int, stop: int) -> int:
-        """KV of these positions was computed; how many of them had been computed before and were void."""
-        again = max(0, min(stop, self.session.void) - start)
-        self._recomputed += again
-        first = max(start, self.session.void, self._counted)
-        self._prefilled += max(0, min(stop, self.prompt_length) - first)
-        self._counted = max(self._counted, stop)
-        return again
-
-    # --- what it gives
-
-    def take_token(self, token: int, logprob: float, version: Version) -> None:
+    def take_one(self, token: int, logprob: float, version: Version) -> None:
+        """Append a sampled token, to the session too: for engines whose turns cannot outlive an abort."""
         self.session.append_one(token)
         self.sampled += 1
         self._unreported.append(token)
@@ -172,12 +102,30 @@ class Turn:
         else:
             self._runs.append((version, 1))
 
+    def take(self, tokens: Sequence[int], logprobs: Sequence[float], runs: Iterable[VersionRun]) -> None:
+        """Append sampled tokens, to the session too unless this turn was superseded."""
+        self.sampled += len(tokens)
+        self._unreported += tokens
+        self._logprobs += logprobs
+        for run in runs:
+            if self._runs and self._runs[-1][0] == run.version:
+                self._runs[-1] = (run.version, self._runs[-1][1] + run.length)
+            else:
+                self._runs.append((run.version, run.length))
+        if self.is_current:
+            self.session.append(np.array(tokens, dtype=TOKEN))
+
+    @property
+    def is_current(self) -> bool:
+        """Whether its session still waits for this turn."""
+        return self.session.turn is self
+
     @property
     def has_news(self) -> bool:
         return bool(self._unreported)
 
     def report(self) -> Generated:
-        """What was sampled since the last report."""
+        """Return what was sampled since the last report."""
         generated = Generated(
             Segment.of(self._unreported),
             np.array(self._logprobs, dtype=LOGPROB).tobytes(),
@@ -187,5 +135,56 @@ class Turn:
         return generated
 
     def done(self, finish: FinishReason) -> TurnDone:
-        usage = TurnUsage(self._prefilled, self._cached, self._recomputed)
+        usage = TurnUsage(self.prefilled, self.cached, self.recomputed)
         return TurnDone(self.request, self.report(), finish, usage)
+
+
+class VersionedSession(Session):
+    """A session whose KV is not visible here: the version of its last token tells whether an update invalidated it."""
+
+    __slots__ = ("computed_with",)
+
+    def __init__(self, id: TrajectoryId) -> None:
+        super().__init__(id)
+        self.computed_with: Version | None = None
+
+    def mark_computed(self, version: Version) -> None:
+        """KV of all tokens exists now, computed with this version."""
+        self.computed, self.computed_with = self.length, version
+
+
+S = TypeVar("S", bound=Session)
+
+
+class Sessions(Generic[S]):
+    """The sessions of an engine, by trajectory. These stay until they are dropped; see `SessionCache` for eviction."""
+
+    def __init__(self, kind: type[S]) -> None:
+        self._kind = kind
+        self._sessions: OrderedDict[TrajectoryId, S] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def get(self, id: TrajectoryId) -> S | None:
+        return self._sessions.get(id)
+
+    def open(self, id: TrajectoryId) -> S:
+        """Add an empty session in place of the one with this id, if any."""
+        self.drop(id)
+        session = self._sessions[id] = self._kind(id)
+        return session
+
+    def cut(self, session: S, length: int) -> None:
+        """Keep the first `length` tokens of a session only."""
+        session.cut(length)
+
+    def settle(self, session: S) -> None:
+        """Called when the turn of a session ended, and the session has no other."""
+
+    def drop(self, id: TrajectoryId) -> None:
+        """Forget a session; an unknown one is ignored."""
+        self._sessions.pop(id, None)
+
+    def close(self) -> None:
+        self._sessions.clear()

@@ -1,9 +1,9 @@
-"""Weight versions beside the one in service: fetched in a thread and prepared in slices, while generation goes on.
+"""Weight versions beside the one in service: pulled in a thread and prepared in slices, while generation continues.
 
-What holds: a version is ready only when every bucket has the digest of its manifest, its tensors are exactly those of
-the model, and the engine has prepared them. Whatever fails on the way costs that version, never the one in service.
-An adapter is merged into the full version that it is on. With the first of them that version is fetched again and kept
-as it was published, so that every later one costs no more than its factors.
+Invariants: a version is ready only when every bucket matches the digest in its manifest, its tensors are exactly those
+of the model, and the engine has prepared them. A failure affects only that version, never the one in service.
+An adapter is merged into the full version that it is based on. With the first adapter that version is pulled again and
+kept as published, so that every later one costs no more than its factors.
 """
 
 import time
@@ -17,28 +17,28 @@ import torch
 from rollart.backends.stores.adapters import merge
 from rollart.backends.stores.tensors import unpack, verify_fit
 from rollart.ports.weights import WeightStore
-from rollart.types.errors import WeightError
+from rollart.types.errors import InvariantBroken, WeightError
 from rollart.types.messages import Staged, StageFailed
 from rollart.types.versions import Version
 from rollart.types.weights import Manifest, WeightKind, verify_bucket
 
 SLICE_S = 0.004
-"""So long parts are prepared between two engine steps: the whole of a small model, for which a step per part would be a
-long way while training waits for the engines, and one part of a large one."""
+"""Time spent preparing parts between two engine steps: enough for all of a small model, for which a step per part would
+delay training that waits for the engines, and for one part of a large one."""
 T = TypeVar("T")
 Tensors = dict[str, torch.Tensor]
 Prepare = Callable[[Tensors], Generator[None, None, T]]
-"""Makes of a version's tensors what the engine serves with; every `yield` ends a slice."""
+"""Converts a version's tensors to what the engine serves with; every `yield` ends a slice."""
 
 
 def as_they_are(tensors: Tensors) -> Generator[None, None, Tensors]:
-    """For an engine that takes a state dict."""
+    """For engines that take a state dict."""
     yield from ()
     return tensors
 
 
 class Staging(Generic[T]):
-    """The versions of one engine that are being fetched or are ready."""
+    """Versions of one engine that are being pulled or are ready."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class Staging(Generic[T]):
         adapters: bool = True,
         wake: Callable[[], None] | None = None,
     ) -> None:
-        """Without `adapters`, only full versions are taken: what the engine serves with is not made here.
+        """Without `adapters`, only full versions are accepted: the served weights are not made here.
 
-        With `wake`, buckets are fetched and verified in a thread, and it is called when one is there; without, by
+        With `wake`, buckets are pulled and verified in a thread, which calls it when one has arrived; without, by
         `slice` itself.
         """
         self._store = store
@@ -59,28 +59,24 @@ class Staging(Generic[T]):
         self._prepare = prepare
         self._adapters = adapters
         self._base: tuple[Version, Tensors] | None = None
-        """The full version that adapters are on."""
+        """The full version that adapters are based on."""
         self._wake = wake
         self._bucket: Future[bytes | memoryview] | None = None
-        """On its way."""
+        """The bucket being pulled."""
         self._fetching: dict[Version, Generator[None, None, T]] = {}
         self._ready: dict[Version, T] = {}
 
     @property
     def due(self) -> bool:
-        """Whether a `slice` would get something done; what is on its way says so by `wake`."""
+        """Whether a `slice` would make progress; the arrival of a bucket is signalled by `wake`."""
         return bool(self._fetching) and (self._bucket is None or self._bucket.done())
 
-    def begin(self, manifest: Manifest) -> Staged | None:
-        """Start to fetch; a version that is ready is said to be so again, one under way is left alone."""
-        version = manifest.version
-        if version in self._ready:
-            return Staged(version)
-        self._fetching.setdefault(version, self._making(manifest))
-        return None
+    def begin(self, manifest: Manifest) -> None:
+        """Start to pull a version that is neither ready nor in progress."""
+        self._fetching[manifest.version] = self._making(manifest)
 
     def slice(self) -> Staged | StageFailed | None:
-        """Fetch and verify a bucket, or prepare parts for a moment; says so when a version got ready or failed."""
+        """Pull and verify a bucket, or prepare parts for a moment; returns an event if a version is ready or failed."""
         version, fetching = next(iter(self._fetching.items()))
         until = time.perf_counter() + SLICE_S
         try:
@@ -89,7 +85,7 @@ class Staging(Generic[T]):
                 next(fetching)
         except StopIteration as end:
             self._ready[version] = end.value
-        except Exception as error:  # noqa: BLE001 - the store may be anybody's: what it raises fails this version only
+        except Exception as error:  # noqa: BLE001 - the store may be third-party: its errors fail only this version
             del self._fetching[version]
             return StageFailed(version, f"{type(error).__name__}: {error}")
         else:
@@ -97,12 +93,13 @@ class Staging(Generic[T]):
         del self._fetching[version]
         return Staged(version)
 
-    def take(self, version: Version) -> T | None:
-        """What was prepared of a ready version, None if it is not ready. Older ones are forgotten with it."""
-        taken = self._ready.get(version)
-        if taken is not None:
-            self._ready = {other: kept for other, kept in self._ready.items() if other > version}
-            self._fetching = {other: kept for other, kept in self._fetching.items() if other > version}
+    def take(self, version: Version) -> T:
+        """Return the prepared weights of a ready version, and forget older ones."""
+        if version not in self._ready:
+            raise InvariantBroken(f"{version} is to be loaded but not staged; this is a bug of rollart")
+        taken = self._ready[version]
+        self._ready = {other: kept for other, kept in self._ready.items() if other > version}
+        self._fetching = {other: kept for other, kept in self._fetching.items() if other > version}
         return taken
 
     def close(self) -> None:
@@ -110,15 +107,15 @@ class Staging(Generic[T]):
         self._ready.clear()
 
     def _making(self, manifest: Manifest) -> Generator[None, None, T]:
-        """What is served with, slice by slice."""
+        """Make the served weights, slice by slice."""
         if manifest.kind is WeightKind.FULL:
             tensors = yield from self._fetch(manifest)
         elif manifest.kind is WeightKind.ADAPTER and self._adapters:
             tensors = yield from self._merge(manifest)
         else:
             raise WeightError(
-                f"{manifest.version} is a version of kind {manifest.kind.value}, which this engine does not take: let "
-                "the trainer publish full ones (`lora.publish` = merged)"
+                f"{manifest.version} is a version of kind {manifest.kind.value}, which this engine does not support: "
+                "let the trainer publish full ones (`lora.publish` = merged)"
             )
         verify_fit(tensors, self._wanted, manifest.version)
         return (yield from self._prepare(tensors))
@@ -138,14 +135,14 @@ class Staging(Generic[T]):
         return unpack(manifest, buckets)
 
     def _start(self, manifest: Manifest, index: int, wake: Callable[[], None]) -> "Future[bytes | memoryview]":
-        """A thread that nobody waits for: a store may hang."""
+        """Pull a bucket in a daemon thread, since a store may hang."""
         coming: Future[bytes | memoryview] = Future()
         coming.add_done_callback(lambda _: wake())
 
         def fetch() -> None:
             try:
                 coming.set_result(self._verified(manifest, index))
-            except BaseException as error:  # noqa: BLE001 - told to who asked for the bucket
+            except BaseException as error:  # noqa: BLE001 - raised in the caller through the future
                 coming.set_exception(error)
 
         Thread(target=fetch, name=f"stage {manifest.version}/{index}", daemon=True).start()

@@ -1,4 +1,4 @@
-"""Whether the text of an answer has come to a string that ends it. Text is a view: only tokens are handed on."""
+"""Detection of stop strings in the text of an answer. The text is only a view: engines exchange tokens."""
 
 from collections.abc import Mapping
 from pathlib import Path

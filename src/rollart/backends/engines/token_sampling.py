@@ -1,12 +1,12 @@
-"""From logits to tokens: one draw per token, by the seed of its request and its place in the context.
+"""Sampling of tokens from logits: one draw per token, from the request's seed and the token's position.
 
-The draw is a hash of (seed, position), and the token is where it falls in the cumulated probabilities. So what is
-sampled depends on weights, context, seed and position, never on what else is in the batch, and a turn that goes on at
-another engine draws what it would have drawn here. (By torch, logits differ in their last bits with the height of the
-matrices they come from; a draw that falls within such a bit of a boundary may go either way.)
+The draw is a hash of (seed, position), and selects a token by the cumulative probabilities. So samples depend on
+weights, context, seed and position, never on the rest of the batch, and a turn that continues on another engine draws
+what it would have drawn here. (With torch, logits differ in their last bits with the height of the matrices; a draw
+within such a bit of a boundary may go either way.)
 
-What holds: the log-probability is that of the full softmax at the request's temperature (at 0, greedy, at 1), whatever
-`top_p` and `top_k` cut away.
+Invariants: the log-probability is that of the full softmax at the request's temperature (at 0, greedy, at 1), whatever
+`top_p` and `top_k` exclude.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from rollart.types.messages import Sampling
 from rollart.types.tokens import LOGPROB, TOKEN
 
 BLOCK_TOKENS = 64
-"""Probabilities are cumulated by blocks of so many, then inside one: less work and less rounding than in one row."""
+"""Block size of cumulative sums: over blocks, then within one; less work and rounding than over a whole row."""
 
 
 class Sampled(NamedTuple):
@@ -41,7 +41,7 @@ def draws(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A bijection of 64-bit numbers in which every bit of the input moves half of the output."""
+    """Bijection of 64-bit numbers in which every input bit affects half of the output."""
     values = values + np.uint64(0x9E37_79B9_7F4A_7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
@@ -50,7 +50,7 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @torch.inference_mode()
 def sample(logits: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> Sampled:
-    """A token for each row of `logits`, which are float32 and used up; `positions` are those of the new tokens."""
+    """Sample a token per row of `logits` (float32, overwritten); `positions` are those of the new tokens."""
     temperatures = [sampling.temperature or 1.0 for sampling in samplings]
     if any(temperature != 1.0 for temperature in temperatures):
         logits /= torch.tensor(temperatures, dtype=logits.dtype, device=logits.device)[:, None]
@@ -79,7 +79,7 @@ def _sampled(tokens: torch.Tensor, logprobs: torch.Tensor) -> Sampled:
 
 
 def _draw(logits: torch.Tensor, drawn: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens from the whole softmax, and their log-probabilities."""
+    """Tokens from the full softmax, and their log-probabilities."""
     kernels = native_kernels() if logits.device.type == "cpu" and logits.is_contiguous() else None
     if kernels is None:
         probabilities = torch.softmax(logits, dim=-1)
@@ -97,7 +97,7 @@ def _cuts(sampling: Sampling) -> bool:
 
 
 def _inverse(probabilities: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
-    """Where each draw falls in the cumulated probabilities of its row."""
+    """Index of each draw in the cumulative probabilities of its row."""
     rows, vocabulary = probabilities.shape
     if vocabulary % BLOCK_TOKENS:
         probabilities = torch.nn.functional.pad(probabilities, (0, -vocabulary % BLOCK_TOKENS))
@@ -109,7 +109,7 @@ def _inverse(probabilities: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
 
 
 def _fall(masses: torch.Tensor, drawn: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which of the masses of its row a draw falls into, never one of mass 0, and how far into it, as a share."""
+    """Index of the mass in its row that a draw falls into, never one of mass 0, and how far into it, as a share."""
     ends = masses.double().cumsum(-1)
     target = drawn[:, None] * ends[:, -1:]
     index = (ends <= target).sum(-1, keepdim=True).clamp_(max=masses.shape[-1] - 1)
@@ -124,7 +124,7 @@ def _fall(masses: torch.Tensor, drawn: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 def _inverse_of_cut(probabilities: torch.Tensor, drawn: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
-    """The same among the likeliest tokens only: first the `top_k`, then of their probability the share `top_p`."""
+    """The same among the most likely tokens only: first the `top_k`, then the share `top_p` of their probability."""
     masses, order = probabilities.double().sort(dim=-1, descending=True, stable=True)
     vocabulary = masses.shape[-1]
     limits = torch.tensor([sampling.top_k or vocabulary for sampling in samplings], device=masses.device)

@@ -1,8 +1,8 @@
-"""A forward pass by operations of torch: on any device, in any precision.
+"""The forward pass with torch operations: on any device, in any precision.
 
-Sessions with one new token whose blocks lie side by side are a `Run`, attended to by one batched product; a session
-with several new tokens is a `Chunk`. Query heads that share a key-value head are rows of one small matrix, so
-grouped-query attention repeats nothing.
+Decoding sessions in adjacent blocks form a `Run`, whose attention is one batched product; a session with several new
+tokens is a `Chunk`. Query heads that share a key-value head are rows of one small matrix, so grouped-query attention
+repeats nothing.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name that torch's own documentation uses
+import torch.nn.functional as F  # noqa: N812 - as in torch's own documentation
 from numpy.typing import NDArray
 
 from rollart.backends.engines.checkpoint_config import ModelShape
@@ -20,28 +20,28 @@ from rollart.backends.engines.rope import rotations
 from rollart.backends.engines.weights import LayerWeights
 
 MIN_GROUP_ROWS = 4
-"""Batched products of fewer rows are slower than those of four with zeros in them."""
+"""Batched products with fewer rows are slower than with four, padded with zeros."""
 LENGTH_GRAIN = 16
-"""A run is attended to up to a multiple of this many positions."""
+"""Attention lengths of a run are rounded up to a multiple of this."""
 SMALL_MASK = 8192
-"""Masks of so many numbers, which is what the next turn of an agent has, are kept for others of their size."""
+"""Masks up to this many numbers, enough for an agent's next turn, are cached by size."""
 SMALL_MASKS = 512
 MAX_SCORES = 1 << 22
-"""Attention scores that are in memory at once; longer chunks are attended to in parts."""
+"""Maximum number of attention scores in memory; longer chunks are processed in parts."""
 
 
 class Run(NamedTuple):
-    """Decoding sessions in blocks side by side; their tokens are the rows from `row` on."""
+    """Decoding sessions in adjacent blocks; their tokens are the rows starting at `row`."""
 
     row: int
     offset: int
     capacity: int
     lengths: list[int]
-    """Of their contexts, the new token included."""
+    """Lengths of their contexts, including the new token."""
 
 
 class Chunk(NamedTuple):
-    """`size` new tokens of one session, from position `start` on."""
+    """`size` new tokens of one session, starting at position `start`."""
 
     row: int
     size: int
@@ -73,7 +73,7 @@ class TorchMaths:
         return F.silu(gate).mul_(up)
 
     def mask(self, count: int, length: int) -> torch.Tensor:
-        """For the last `count` of `length` positions: -inf at those after the query's own. Once for each of a group."""
+        """Causal mask for the last `count` of `length` positions: -inf after the query's own. Repeated per group."""
         small = self.shape.group * count * length <= SMALL_MASK
         return self._small_mask(count, length) if small else self._causal_mask(count, length)
 
@@ -123,7 +123,7 @@ class _Step:
         if layer.qk_norm is not None:
             qk = rms_norm(qk, layer.qk_norm, maths.head_floor)
         pairs = torch.view_as_complex(qk.float().view(*qk.shape[:-1], -1, 2))
-        # Query heads in groups by the key-value head that they share.
+        # Query heads grouped by their shared key-value head.
         query_pairs = pairs[:, : shape.heads].view(count, shape.kv_heads, shape.group, -1)
         if maths.dtype is torch.float32:
             turned_queries = torch.view_as_complex(self._queries.view(count, shape.kv_heads, maths.rows, -1, 2))
@@ -172,7 +172,7 @@ class _Step:
     # --- several tokens of one session
 
     def _view_chunk(self, chunk: Chunk) -> "Iterator[_ChunkViews]":
-        """The chunk, in parts whose scores fit into memory."""
+        """Split the chunk into parts whose scores fit into memory."""
         shape = self._shape
         per_part = max(1, MAX_SCORES // (shape.heads * (chunk.start + chunk.size)))
         for first in range(0, chunk.size, per_part):
@@ -198,7 +198,7 @@ class _Step:
 
 
 def runs_of(pieces: NDArray[np.int64]) -> list[Run]:
-    """Single tokens come first, in the order of their blocks, so neighbours follow each other."""
+    """Group single tokens, which come first and in block order, into runs."""
     runs: list[Run] = []
     end = -1
     for row, count, offset, capacity, start in pieces.tolist():
@@ -213,25 +213,25 @@ def runs_of(pieces: NDArray[np.int64]) -> list[Run]:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
-    """In float32, with few calls: for n numbers, floor = √(n·eps) and the weight times √n it is RMSNorm."""
+    """RMSNorm in float32, with few calls: for n numbers, floor = √(n·eps), and the weight is scaled by √n."""
     wide = x.float()
     size = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     return torch.div(wide, torch.hypot(size, floor)).mul_(weight).to(x.dtype)
 
 
 class _RunViews(NamedTuple):
-    """A run as its products take it: the same tensors in every layer, but for keys and values."""
+    """Operands of a run's products: the same tensors in every layer, except keys and values."""
 
     queries: torch.Tensor
     keys: Layers
     values: Layers
     mask: torch.Tensor
-    """(size * kv heads, 1, length): 0 where a session holds a token, -inf where it does not."""
+    """(size * kv heads, 1, length): 0 at the session's tokens, -inf elsewhere."""
     attended: torch.Tensor
 
 
 class _ChunkViews(NamedTuple):
-    """A chunk, or a part of one, as its products take it."""
+    """Operands of the products of a chunk or a part of one."""
 
     queries: torch.Tensor
     """(kv heads, group, count, dimension), not in this order in memory."""

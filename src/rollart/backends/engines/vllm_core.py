@@ -1,16 +1,17 @@
-"""vLLM's `AsyncLLM` on an event loop in a thread of its own, behind plain calls.
+"""vLLM's `AsyncLLM` on an event loop in its own thread, behind plain calls.
 
-Calls return at once and are carried out in their order; what they lead to is told to a listener, in the loop's thread.
+Calls return at once and are executed in order; results are passed to a listener, in the loop's thread.
 
-What holds:
-- every request that was added is told of by `Sampled` parts in order, then by one `Ended`;
-- a token's version is the one that the engine core had when it took the step, as the core itself says;
-- while suspended no step is taken; a version is loaded between two steps, and what was computed with the one before it
-  is forgotten if KV is to be recomputed.
+Invariants:
+- every added request is reported by `Sampled` parts in order, then by one `Ended`;
+- a token's version is the one that the engine core had in that step, as reported by the core itself;
+- while suspended no step is taken; a version is loaded between two steps, and everything computed with the previous
+  one is dropped if KV is to be recomputed.
 """
 
 import asyncio
 import concurrent.futures
+import os
 import pickle
 import tempfile
 import threading
@@ -23,6 +24,7 @@ import msgspec
 
 from rollart.backends.engines.vllm_ranks import Rank
 from rollart.backends.stores.folder import FolderStore
+from rollart.ports.factory import imports
 from rollart.ports.weights import WeightStore
 from rollart.types.errors import RequestError, RollartError
 from rollart.types.messages import Sampling, Staged, StageFailed
@@ -32,15 +34,21 @@ from rollart.types.weights import Manifest, WeightKind
 
 T = TypeVar("T")
 START_PATIENCE_S = 1800.0
-"""A large model takes minutes to start."""
+"""Time limit for the start; a large model takes minutes."""
 CLOSE_PATIENCE_S = 30.0
+CORE_EXIT_S = 3.0
+"""Grace period of vLLM's processes on close; then vLLM kills them.
+
+Its own default is five seconds, which is all that a stopped worker has. The engine core releases what it holds in a
+fraction of a second and then spends about two seconds, more on a busy machine, in Python's finalization.
+"""
 STAGING_POLL_S = 0.02
 NO_VERSION = Version(-1, 0)
-"""In service before the first update: vLLM's own start, with weights of no meaning."""
+"""Version before the first update: vLLM's own start, with meaningless weights."""
 
 
 class Sampled(NamedTuple):
-    """New tokens of a request. `cached` is how much of its prompt was found in the KV cache."""
+    """New tokens of a request. `cached` is the number of prompt tokens found in the KV cache."""
 
     request: str
     tokens: Sequence[int]
@@ -50,7 +58,7 @@ class Sampled(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The request is over: `stop`, `length` or `abort`. `refused` says why vLLM did not take it, if so."""
+    """The request is over: `stop`, `length` or `abort`. `refused` is the reason if vLLM rejected it."""
 
     request: str
     reason: str
@@ -66,7 +74,7 @@ class Alive(NamedTuple):
 
 
 class Broken(NamedTuple):
-    """vLLM failed; nothing more comes of it."""
+    """vLLM failed and produces nothing more."""
 
     error: BaseException
 
@@ -75,7 +83,7 @@ Said = Sampled | Ended | Loaded | Alive | Broken | Staged | StageFailed
 
 
 class VllmCore:
-    """One vLLM engine. `arguments` are those of vLLM's `AsyncEngineArgs`; weights come by `stage` and `load` alone."""
+    """One vLLM engine. `arguments` are those of vLLM's `AsyncEngineArgs`; weights come only by `stage` and `load`."""
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self._vllm = _import_vllm()
@@ -84,13 +92,13 @@ class VllmCore:
         self.tokenizer: bool
         self._listener: Callable[[Said], None] = lambda _said: None
         self._stamps: dict[str, deque[VersionRun]] = {}
-        """Of each request: the versions of tokens that are on their way to its follower."""
+        """Per request: versions of tokens in transit to its follower."""
         self._tasks: set[asyncio.Task[None]] = set()
-        """Followers of requests, and other things that come to an end by themselves."""
+        """Followers of requests, and other tasks that end by themselves."""
         self._caller: asyncio.Task[None] | None = None
         self._suspended = False
         self.steps = 0
-        """Steps that gave tokens, ever."""
+        """Total number of steps that produced tokens."""
         self._loop = asyncio.new_event_loop()
         self._calls: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         self._ended = concurrent.futures.Future[None]()
@@ -104,14 +112,14 @@ class VllmCore:
     # --- calls, from any thread
 
     def listen(self, listener: Callable[[Said], None]) -> None:
-        """Whom to tell from now on. Whatever was there before is over: no request, nothing staged, not paused."""
+        """Set the listener. Resets all state: no request, nothing staged, not paused."""
         self._wait(self._reset(listener), START_PATIENCE_S)
 
     def add(self, request: str, prompt: Sequence[int], sampling: Sampling, seed: int) -> None:
         self._call(lambda: self._add(request, prompt, sampling, seed))
 
     def abort(self, request: str) -> None:
-        """`Ended` follows, unless it was on its way already."""
+        """Abort a request; `Ended` follows, unless it was in transit already."""
         self._call(lambda: self._engine.abort(request))
 
     def suspend(self) -> None:
@@ -121,15 +129,15 @@ class VllmCore:
         self._call(self._resume)
 
     def stage(self, manifest: Manifest, store: WeightStore) -> None:
-        """`Staged` or `StageFailed` follows; generation goes on meanwhile."""
+        """Stage a version; `Staged` or `StageFailed` follows. Generation continues meanwhile."""
         self._call(lambda: self._spawn(self._stage(manifest, store)))
 
     def load(self, version: Version, *, recompute: bool) -> None:
-        """Serve a staged version, the KV of what is in flight kept or recomputed; `Loaded` follows."""
+        """Serve a staged version, with KV in flight kept or recomputed; `Loaded` follows."""
         self._call(lambda: self._load(version, recompute))
 
     def probe(self) -> None:
-        """`Alive` follows, if it is."""
+        """Probe the core; `Alive` follows if it is."""
         self._call(lambda: self._spawn(self._probe()))
 
     def close(self) -> None:
@@ -157,7 +165,7 @@ class VllmCore:
         self._loop.call_soon_threadsafe(self._calls.put_nowait, function)
 
     async def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run beside the calls that come after."""
+        """Run concurrently with later calls."""
         task = asyncio.create_task(self._guarded(coroutine))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -165,11 +173,11 @@ class VllmCore:
     async def _guarded(self, coroutine: Coroutine[Any, Any, None]) -> None:
         try:
             await coroutine
-        except Exception as error:  # noqa: BLE001 - told to the listener, which ends the worker with it
+        except Exception as error:  # noqa: BLE001 - passed to the listener, which ends the worker with it
             self._listener(Broken(error))
 
     async def _carry_out(self) -> None:
-        """All calls, one after the other."""
+        """Execute all calls, one after the other."""
         while True:
             await (await self._calls.get())()
 
@@ -182,8 +190,8 @@ class VllmCore:
             "worker_extension_cls": f"{Rank.__module__}.{Rank.__qualname__}",
         }
         if self._vllm.platform.is_cpu():
-            # Where a prompt is computed in parts, vLLM takes back what its seed drew in between, and dies of it on a
-            # CPU, whose generators cannot. So every prompt gets into one step.
+            # When a prompt is computed in parts, vLLM rewinds the random generator in between, which crashes on a CPU,
+            # whose generators cannot be rewound. So every prompt is computed in one step.
             whole = arguments["max_num_seqs"] * arguments["max_model_len"]
             arguments["max_num_batched_tokens"] = max(whole, arguments.get("max_num_batched_tokens", 0))
         self._engine = self._vllm.AsyncLLM.from_engine_args(self._vllm.AsyncEngineArgs(**arguments, **fixed))
@@ -194,7 +202,7 @@ class VllmCore:
         self._caller = asyncio.create_task(self._guarded(self._carry_out()))
 
     async def _warm_up(self) -> None:
-        """The first step compiles; it is taken before the engine says that it is there."""
+        """Take the first step, which compiles, before the engine joins."""
         await self._engine.update_weight_version(_label(NO_VERSION))
         await self._add("warm-up", [0] * 8, Sampling(max_tokens=2), 0)
         await asyncio.gather(*self._tasks)
@@ -203,26 +211,27 @@ class VllmCore:
         self._listener = lambda _said: None
         await self._engine.abort(list(self._stamps))
         await asyncio.gather(*self._tasks)
-        await self._engine.collective_rpc("rollart_open")
+        await self._engine.collective_rpc("rollart_open", args=(os.getpid(),))
         await self._engine.reset_prefix_cache()
         await self._resume()
         self._listener = listener
 
     async def _shutdown(self) -> None:
         self._listener = lambda _said: None
-        tasks = [task for task in (self._caller, *self._tasks) if task is not None]
+        # vLLM's output handler would log the end of the core as an error.
+        tasks = [task for task in (self._caller, *self._tasks, self._engine.output_handler) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.to_thread(self._engine.shutdown)
+        await asyncio.to_thread(self._engine.shutdown, timeout=CORE_EXIT_S)
 
     # --- requests
 
     def _watch_versions(self) -> None:
-        """Have every token stamped on its way in.
+        """Stamp every token with its version on arrival.
 
-        The engine core sends the version with each step, but `AsyncLLM` tells of it at the end of a request only, which
-        is too late for what is reported before.
+        The engine core sends the version with each step, but `AsyncLLM` exposes it only at the end of a request, which
+        is too late for earlier reports.
         """
         processor = self._engine.output_processor
         process = processor.process_outputs
@@ -254,14 +263,14 @@ class VllmCore:
         )
         try:
             queue = await self._engine.add_request(request, self._vllm.tokens_input(list(prompt)), params)
-        except ValueError as error:  # vLLM's way to say that it will never serve it
+        except ValueError as error:  # vLLM will never serve it
             del self._stamps[request]
             self._listener(Ended(request, "abort", refused=str(error)))
             return
         await self._spawn(self._follow(request, queue))
 
     async def _follow(self, request: str, queue: Any) -> None:
-        """Tell of a request until it ends."""
+        """Report a request until it ends."""
         stamps = self._stamps[request]
         while True:
             output = await queue.get()
@@ -295,12 +304,12 @@ class VllmCore:
         version = manifest.version
         try:
             failed = await self._stage_anywhere(manifest, store)
-        except Exception as error:  # noqa: BLE001 - the store may be anybody's: what it raises fails this version only
+        except Exception as error:  # noqa: BLE001 - the store may be third-party: its errors fail only this version
             failed = f"{type(error).__name__}: {error}"
         self._listener(StageFailed(version, failed) if failed else Staged(version))
 
     async def _stage_anywhere(self, manifest: Manifest, store: WeightStore) -> str:
-        """What failed; empty if every rank holds the version, verified. What only this process sees is copied."""
+        """Stage on every rank; returns the failure, or empty if verified. Stores local to this process are copied."""
         try:
             pickled = pickle.dumps(store)
         except (RollartError, pickle.PicklingError, TypeError, AttributeError):
@@ -329,6 +338,13 @@ class VllmCore:
 
 
 def _import_vllm() -> Any:
+    with imports:
+        return _vllm_names()
+
+
+def _vllm_names() -> Any:
+    # Standard output belongs to the command: with `--json` it is exactly one object.
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     try:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.inputs.engine import tokens_input
@@ -353,14 +369,14 @@ def _import_vllm() -> Any:
 
 
 def _copy(manifest: Manifest, store: WeightStore, target: FolderStore) -> None:
-    """For a store that only this process sees: put the version where the ranks find it."""
-    if manifest.kind is WeightKind.FULL:  # the ranks refuse any other, with the reason
+    """Copy a version from a store that only this process sees to where the ranks find it."""
+    if manifest.kind is WeightKind.FULL:  # the ranks refuse all others, with a reason
         count = len(manifest.digests)
         target.publish(manifest, [store.bucket(manifest.version, index) for index in range(count)])
 
 
 def _take(stamps: deque[VersionRun], count: int) -> tuple[VersionRun, ...]:
-    """The versions of the next `count` tokens; the rest stays."""
+    """Take the versions of the next `count` tokens off the queue."""
     runs: tuple[VersionRun, ...] = ()
     while count:
         run = stamps.popleft()

@@ -1,7 +1,7 @@
-"""A model's weights as the decoder multiplies with them: fused, ordered and converted once, before they serve.
+"""A model's weights in the decoder's layout: fused, ordered and converted once, before they are served.
 
-What holds: `prepare` makes all of it while the version before it serves, so that taking a version into service is
-nothing but naming it; a version with a number that is not finite never gets ready (it would poison kept keys).
+Invariants: `prepare` does all the work while the previous version serves, so that putting a version into service is
+only an assignment; a version with a non-finite number never becomes ready (it would poison cached keys).
 """
 
 from collections.abc import Callable, Generator, Mapping
@@ -15,17 +15,17 @@ from rollart.types.errors import WeightError
 
 
 class Matrix:
-    """Weights that rows are multiplied with, in the layout in which this is quickest.
+    """A weight matrix in the layout with the fastest product.
 
-    For the native kernels, which serve a CPU in float32, in panels. Else as a copy, which torch aligns; what a store
-    gives need not be aligned. Those that widen then lie in memory as (inputs, outputs), those that narrow the other
-    way: a batch of one is twice as fast so.
+    For the native kernels (CPU, float32), in panels. Otherwise as a copy, which torch aligns; buffers of a store need
+    not be aligned. Then matrices that widen are stored as (inputs, outputs), those that narrow the other way: a batch
+    of one is twice as fast.
     """
 
     __slots__ = ("_kernels", "_outputs", "_weights")
 
     def __init__(self, weight: torch.Tensor, *, plain: torch.Tensor | None = None) -> None:
-        """`weight` is (outputs, inputs); `plain` is it in memory that lives on anyway."""
+        """`weight` is (outputs, inputs); `plain` is the same matrix in memory that stays allocated anyway."""
         self._outputs, inputs = weight.shape
         native = weight.device.type == "cpu" and weight.dtype is torch.float32
         self._kernels = native_kernels() if native else None
@@ -64,13 +64,13 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """One layer. The weights of norms are in float32, times √n for norms of n numbers."""
+    """Weights of one layer. Norm weights are in float32, multiplied by √n for norms of n numbers."""
 
     attention_norm: torch.Tensor
     qkv: Matrix
     qkv_bias: torch.Tensor | None
     qk_norm: torch.Tensor | None
-    """Of every query and key head: (heads + kv heads, head_dim)."""
+    """Norm weights of every query and key head: (heads + kv heads, head_dim)."""
     output: Matrix
     output_bias: torch.Tensor | None
     mlp_norm: torch.Tensor
@@ -88,20 +88,20 @@ class ModelWeights:
 
 
 def wanted_tensors(shape: ModelShape, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """What a version must consist of, without memory."""
+    """Tensors that a version must consist of, without memory."""
     return {name: torch.empty(size, dtype=dtype, device="meta") for name, size in shape.tensors().items()}
 
 
 def prepare(
     tensors: Mapping[str, torch.Tensor], shape: ModelShape, *, dtype: torch.dtype, device: torch.device
 ) -> Generator[None, None, ModelWeights]:
-    """The fused weights of a state dict, a layer per step of the generator."""
+    """Fuse the weights of a state dict, a layer per step of the generator."""
 
     def get(name: str) -> torch.Tensor:
         tensor = tensors[name]
         low, high = tensor.aminmax()
         if not (torch.isfinite(low) and torch.isfinite(high)):
-            raise WeightError(f"tensor {name!r} has numbers that are not finite; training went wrong before this")
+            raise WeightError(f"tensor {name!r} has non-finite numbers; training diverged before this")
         return tensor.to(device=device, dtype=dtype)
 
     layers = []
@@ -113,7 +113,7 @@ def prepare(
     norm = _norm(get("model.norm.weight"))
     embedding = get("model.embed_tokens.weight").clone()
     yield
-    # A tied head that is not packed is read where the embedding lies.
+    # A tied head that is not packed shares the embedding's memory.
     head = Matrix(embedding, plain=embedding) if shape.tied else Matrix(get("lm_head.weight"))
     return ModelWeights(embedding=embedding, layers=tuple(layers), norm=norm, head=head)
 
@@ -121,7 +121,7 @@ def prepare(
 def prepare_now(
     tensors: Mapping[str, torch.Tensor], shape: ModelShape, *, dtype: torch.dtype, device: torch.device
 ) -> ModelWeights:
-    """`prepare` from its beginning to its end."""
+    """Run `prepare` to completion."""
     steps = prepare(tensors, shape, dtype=dtype, device=device)
     while True:
         try:
@@ -135,7 +135,7 @@ def _layer(get: Callable[[str], torch.Tensor], layer: str, shape: ModelShape) ->
     attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
 
     def paired(name: str, heads: int) -> torch.Tensor:
-        """The two halves that rotary positions turn together, side by side: a pair is one complex number."""
+        """Interleave the two halves that rotary positions rotate together: a pair is one complex number."""
         tensor = get(name)
         rest = tensor.shape[1:]
         halves = tensor.view(heads, 2, shape.head_dim // 2, *rest)

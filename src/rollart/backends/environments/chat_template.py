@@ -1,6 +1,6 @@
-"""A checkpoint's chat template, rendered as Hugging Face does, without importing transformers, which takes seconds.
+"""A checkpoint's chat template, rendered as by Hugging Face but without importing transformers, which takes seconds.
 
-Templates are programs from outside: they run in Jinja's sandbox, and only on probe messages, when a codec is built.
+Templates are untrusted programs: they run in Jinja's sandbox, and only on probe messages, when a codec is built.
 """
 
 import datetime
@@ -17,7 +17,7 @@ from rollart.types.errors import RequestError
 
 
 class ChatTemplate:
-    """`chat_template.jinja`, or `chat_template` of `tokenizer_config.json`; nothing else of the folder is read."""
+    """`chat_template.jinja`, or `chat_template` of `tokenizer_config.json`; no other file is read."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -34,11 +34,11 @@ class ChatTemplate:
 
     @property
     def end(self) -> str | None:
-        """The tokenizer's own token for the end."""
+        """The tokenizer's end-of-sequence token."""
         return self._special("eos_token")
 
     def render(self, contents: Sequence[str]) -> str:
-        """A conversation of user and assistant in turn, up to where the assistant speaks."""
+        """Render a conversation of alternating user and assistant messages, up to the next assistant turn."""
         roles = ("user", "assistant")
         try:
             return self._template.render(
@@ -67,11 +67,11 @@ class ChatTemplate:
 
     def _unusable(self, error: Exception) -> RequestError:
         return RequestError(
-            f"the chat template of {self._folder!r} cannot render a conversation of user and assistant: {error}. "
+            f"the chat template of {self._folder!r} cannot render a conversation between user and assistant: {error}. "
             "Give the checkpoint another chat_template.jinja."
         )
 
 
 def _refuse(message: str) -> None:
-    """What templates call when they do not like a conversation."""
+    """Called by templates to reject a conversation."""
     raise TemplateError(message)

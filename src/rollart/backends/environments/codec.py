@@ -1,39 +1,39 @@
-"""Codecs: between the text of an environment and the tokens of a policy.
+"""Codecs between the text of an environment and the tokens of a policy.
 
-What holds: tokens are only ever appended. An observation is rendered once, an action is decoded from exactly the ids
-that were sampled, and nothing is tokenised again.
+Invariant: tokens are only ever appended. An observation is rendered once, an action is decoded from exactly the sampled
+ids, and nothing is re-tokenised.
 """
 
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
 END_OF_TURN = 256
-"""What the agent ends its turn with: the stop token."""
+"""Stop token, with which the agent ends its turn."""
 OBSERVATION_START = 257
 OBSERVATION_END = 258
-"""After it the agent speaks."""
+"""The agent's turn follows."""
 EPISODE_START = 259
 
 
 class Codec(Protocol):
-    """One per environment thread at a time; keeps nothing between calls."""
+    """Used by one environment thread at a time; stateless between calls."""
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
-        """What ends the agent's turn; for the engine's `Sampling`."""
+        """Tokens that end the agent's turn, for the engine's `Sampling`."""
         ...
 
     @property
     def vocabulary(self) -> int:
-        """Every id is below this."""
+        """Vocabulary size: every id is below this."""
         ...
 
     def render(self, observation: str, first: bool) -> list[int]:
-        """The tokens of an observation, up to where the agent speaks. `first`: nothing stands before it."""
+        """Tokens of an observation, up to the agent's turn. `first`: nothing precedes it."""
         ...
 
     def text(self, action: Sequence[int]) -> str:
-        """What the agent said."""
+        """Text of the agent's action."""
         ...
 
 
@@ -55,7 +55,7 @@ class ByteCodec:
         return [*start, OBSERVATION_START, *observation.encode(), OBSERVATION_END]
 
     def text(self, action: Sequence[int]) -> str:
-        """Markers that the agent says are left out, and what is no UTF-8 is replaced: nonsense is not an error."""
+        """Drop markers and replace invalid UTF-8: a nonsensical action is not an error."""
         return bytes(token for token in action if 0 <= token < 256).decode(errors="replace")
 
 
@@ -63,7 +63,7 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .,:?\n"
 
 
 class LetterCodec:
-    """Capital letters, digits and a little punctuation: so few tokens that even a random model says something of use.
+    """Capital letters, digits and some punctuation: so few tokens that even a random model produces useful output.
 
     >>> codec = LetterCodec()
     >>> codec.text(codec.render("Go left!", first=False))
@@ -77,7 +77,7 @@ class LetterCodec:
     _START, _END, _EPISODE = (len(LETTERS) + offset for offset in (1, 2, 3))
 
     def render(self, observation: str, first: bool) -> list[int]:
-        """Small letters become capitals, what is not in the alphabet a question mark."""
+        """Lower case becomes upper case; characters outside the alphabet become question marks."""
         unknown = self._IDS["?"]
         start = [self._EPISODE] if first else []
         return [*start, self._START, *(self._IDS.get(char, unknown) for char in observation.upper()), self._END]

@@ -1,9 +1,9 @@
-"""Environments in Gymnasium's form, sync or async, as a `TextEnvironment`.
+"""Adapter from the Gymnasium API, sync or async, to a `TextEnvironment`.
 
-`reset(seed=…, options=…)` gives `(observation, info)` and `step(action)` the five values of Gymnasium. Observations are
-text, or `render_text` makes text of them. The prompt's seed and data become `seed` and `options`; the last step's
-`info["artifact"]` goes to the reward function. Nothing here imports Gymnasium: whatever has its form will do, a plain
-class too.
+`reset(seed=…, options=…)` returns `(observation, info)` and `step(action)` Gymnasium's five values. Observations are
+text, or `render_text` converts them. The prompt's seed and data become `seed` and `options`; `info["artifact"]` of the
+last step goes to the reward function. Gymnasium itself is not imported: any object with this API works, including a
+plain class.
 """
 
 import inspect
@@ -16,21 +16,21 @@ from rollart.ports.factory import load
 from rollart.types.trajectory import Prompt
 
 ARTIFACT = "artifact"
-"""Key of the last step's `info`: text or bytes for the reward function to judge."""
+"""Key of the last step's `info`: text or bytes for the reward function."""
 
 
-def _as_it_is(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 
 class GymEnvironment:
-    """`parse_action` makes the action out of what the agent said; its `ValueError` is told to the agent, at a turn."""
+    """`parse_action` parses the agent's text. Its `ValueError` becomes the next observation and uses up a turn."""
 
     def __init__(
         self,
         environment: Any,
-        render_text: Callable[[Any], str] = _as_it_is,
-        parse_action: Callable[[str], Any] = _as_it_is,
+        render_text: Callable[[Any], str] = _identity,
+        parse_action: Callable[[str], Any] = _identity,
     ) -> None:
         self._environment = environment
         self._render = render_text
@@ -52,12 +52,12 @@ class GymEnvironment:
 
     def _first(self, answer: Any) -> TextStep:
         if not (isinstance(answer, tuple) and len(answer) == 2):
-            raise TypeError("reset must give (observation, info), as in Gymnasium")
+            raise TypeError("reset must return (observation, info), as in Gymnasium")
         return TextStep(self._render(answer[0]))
 
     def _next(self, answer: Any) -> TextStep:
         if not (isinstance(answer, tuple) and len(answer) == 5):
-            raise TypeError("step must give (observation, reward, terminated, truncated, info), as in Gymnasium")
+            raise TypeError("step must return (observation, reward, terminated, truncated, info), as in Gymnasium")
         observation, reward, terminated, truncated, info = answer
         artifact = info.get(ARTIFACT, b"") if isinstance(info, Mapping) else b""
         return TextStep(
@@ -72,7 +72,7 @@ class GymEnvironment:
 def make_gym(
     make: str, settings: Mapping[str, Any] | None = None, render_text: str = "", parse_action: str = ""
 ) -> GymEnvironment:
-    """From factory paths, for the config of a task whose environment does not speak text.
+    """Build from factory paths, for the config of a task whose environment does not use text.
 
     >>> lake = make_gym("gymnasium:make", {"id": "FrozenLake-v1", "is_slippery": False}, "builtins:str", "builtins:int")
     >>> lake.reset(Prompt("1", "lake", 1)).observation, lake.step("1").observation, lake.step("south").observation
@@ -80,13 +80,13 @@ def make_gym(
     """
     return GymEnvironment(
         load(make)(**(settings or {})),
-        load(render_text) if render_text else _as_it_is,
-        load(parse_action) if parse_action else _as_it_is,
+        load(render_text) if render_text else _identity,
+        load(parse_action) if parse_action else _identity,
     )
 
 
-def adapted(environment: Any) -> AnyTextEnvironment:
-    """What a task's factory built, as the seat takes it. Gymnasium's form is known by `reset(seed=…)`."""
+def as_text_environment(environment: Any) -> AnyTextEnvironment:
+    """Adapt what a task's factory built for `EnvironmentThread`. Gymnasium's API is recognised by `reset(seed=…)`."""
     reset = environment.reset
     return GymEnvironment(environment) if _takes_seed(getattr(reset, "__func__", reset)) else environment
 
@@ -97,7 +97,7 @@ def _takes_seed(reset: Callable[..., Any]) -> bool:
 
 
 def _then(answer: Any, convert: Callable[[Any], TextStep]) -> TextStep | Awaitable[TextStep]:
-    """Convert it now, or when it is there."""
+    """Convert the answer now, or once it has been awaited."""
     if not inspect.isawaitable(answer):
         return convert(answer)
 

@@ -1,13 +1,13 @@
-"""The codec of a Hugging Face checkpoint: its `tokenizer.json`, and its chat template taken apart once.
+"""Codec of a Hugging Face checkpoint: its `tokenizer.json`, and its chat template split into pieces once.
 
     template  <|im_start|>user↵ OBSERVATION <|im_end|>↵<|im_start|>assistant↵ ANSWER <|im_end|> ↵<|im_start|>user↵ …
               └──────── rendered, first ────────────────────────────────────┘ └─ sampled ────┘ └─ rendered, next …
 
-The pieces around the content are found by rendering probe messages when the codec is built. What holds:
-- tokens are only ever appended: pieces and observations are tokenised once, each by itself, and answers never;
-- what the template gives for a conversation is what was appended in its turns, or the template is refused: one that
-  rewrites what came before (drops thoughts, numbers turns) cannot be followed token by token;
-- a text has no tokens of the tokenizer's markers, whatever it says: observations cannot inject any.
+The pieces around the content are found by rendering probe messages when the codec is built. Invariants:
+- Tokens are only ever appended: pieces and observations are tokenised once, separately, and answers never.
+- The template's rendering of a conversation equals what was appended turn by turn; otherwise the template is refused.
+  One that rewrites earlier turns (drops thoughts, numbers turns) cannot be followed token by token.
+- Text never yields marker tokens of the tokenizer: observations cannot inject any.
 """
 
 import json
@@ -22,26 +22,26 @@ from rollart.backends.environments.chat_template import ChatTemplate
 from rollart.types.errors import EnvironmentFault, RequestError
 
 PROBES = tuple(f"probe{number}content" for number in range(7))
-"""Contents that no template has of its own: observations and answers in turn."""
+"""Contents that no template contains by itself: observations and answers alternately."""
 TEXTS_KEPT = 1024
-"""All attempts at a prompt are told the same at first, and often later."""
+"""Cached encodings: all attempts at a prompt share their first observation, and often later ones."""
 
 
 class Pieces(NamedTuple):
-    """What a chat template puts around the contents, as text."""
+    """Text that a chat template puts around the contents."""
 
     begin: str
     """Before the first observation."""
     speak: str
-    """After an observation; then the agent speaks."""
+    """After an observation, before the agent's turn."""
     resume: str
-    """After an answer, its end included; then the next observation comes."""
+    """After an answer, including its end token, before the next observation."""
 
 
 class HfCodec:
     """A `Codec`. `folder` holds a checkpoint's tokenizer and chat template; nothing is downloaded.
 
-    `stop_tokens`: the token with which the template ends an answer, then the tokenizer's own end if it is another.
+    `stop_tokens`: the token that ends an answer in the template, then the tokenizer's own end token if it differs.
     """
 
     def __init__(self, folder: str) -> None:
@@ -56,7 +56,7 @@ class HfCodec:
             self._tokenizer.encode(piece, add_special_tokens=False).ids for piece in pieces
         )
         if not resume or resume[0] not in self._markers:
-            raise _refusal(folder, f"an answer is followed by {pieces.resume!r}, which does not begin with a marker")
+            raise _refusal(folder, f"an answer is followed by {pieces.resume!r}, which does not start with a marker")
         self._resume = resume[1:]
         own_end = None if template.end is None else self._tokenizer.token_to_id(template.end)
         self.stop_tokens = (resume[0],) if own_end in (None, resume[0]) else (resume[0], own_end)
@@ -67,25 +67,25 @@ class HfCodec:
         return [*(self._begin if first else self._resume), *self._content(observation), *self._speak]
 
     def text(self, action: Sequence[int]) -> str:
-        """Special tokens and ids that no token has are left out; what is no UTF-8 is replaced."""
+        """Drop special tokens and unknown ids; replace invalid UTF-8."""
         return str(self._tokenizer.decode(list(action), skip_special_tokens=True))
 
     def answer(self, text: str) -> list[int]:
-        """An answer that was written and not sampled, with its end: for transcripts to learn from."""
+        """Tokens of a written (not sampled) answer, with its end token: for supervised training on transcripts."""
         return [*self._content(text), self.stop_tokens[0]]
 
     def _encoded(self, text: str) -> list[int]:
         ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
         if not self._markers.isdisjoint(ids):
             found = sorted(self._markers.intersection(ids))
-            raise EnvironmentFault(f"the text {text[:80]!r} has the marker tokens {found}, which it must not have")
+            raise EnvironmentFault(f"the text {text[:80]!r} contains marker tokens {found}, which are not allowed")
         return ids
 
 
 def _without_markers(path: Path) -> tuple[Tokenizer, frozenset[int]]:
-    """The same tokenizer, to which the added tokens are text like any other; and the ids of these.
+    """The same tokenizer with its added tokens as ordinary text, and the ids of these markers.
 
-    What stands for unknown text is no marker: it says nothing, and any text may have it.
+    The unknown token is not a marker: it carries no meaning, and any text may contain it.
     """
     description = json.loads(path.read_text(encoding="utf-8"))
     model = description["model"]
@@ -101,21 +101,21 @@ def _without_markers(path: Path) -> tuple[Tokenizer, frozenset[int]]:
     for _, text in added:
         if not markers.isdisjoint(plain.encode(text, add_special_tokens=False).ids):
             raise RequestError(
-                f"the tokenizer {path} reads {text!r} as a marker even where it is plain text, so that an environment "
-                "could speak for the agent. Use a tokenizer whose markers are not in the vocabulary of its model."
+                f"the tokenizer {path} reads {text!r} as a marker even in plain text, so an environment could "
+                "speak for the agent. Use a tokenizer whose markers are not in its model's vocabulary."
             )
     return plain, markers
 
 
 def _take_apart(folder: str, template: ChatTemplate) -> Pieces:
-    """The pieces, from one and two turns; longer conversations prove them."""
+    """Extract the pieces from one and two turns, and verify them on longer conversations."""
     begin, speak = _split(folder, _rendered(template, 1), PROBES[:1])
     *_, resume, _ = _split(folder, _rendered(template, 2), PROBES[:3])
     pieces = Pieces(begin, speak, resume)
     for turns in (1, 2, 3, 4):
         expected, given = _joined(pieces, turns), _rendered(template, turns)
         if expected != given:
-            raise _refusal(folder, f"with {turns} turns it gives {given!r} where {expected!r} was appended")
+            raise _refusal(folder, f"with {turns} turns it renders {given!r} where {expected!r} was appended")
     return pieces
 
 
@@ -124,12 +124,12 @@ def _rendered(template: ChatTemplate, turns: int) -> str:
 
 
 def _split(folder: str, rendered: str, probes: Sequence[str]) -> list[str]:
-    """What is before, between and after the probes."""
+    """Text before, between and after the probes."""
     out = []
     for probe in probes:
         before, found, rendered = rendered.partition(probe)
         if not found:
-            raise _refusal(folder, "it changes or leaves out the content of a message")
+            raise _refusal(folder, "it changes or drops the content of a message")
         out.append(before)
     return [*out, rendered]
 

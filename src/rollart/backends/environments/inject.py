@@ -1,7 +1,7 @@
-"""Latency and failures put into environments on purpose, to see a run survive them.
+"""Fault injection for environments: latency and failures on purpose, to test how a run survives them.
 
-What holds: what happens in a turn depends on the episode's seed, its member number, the turn and the injection's place
-in the list alone, so that a run meets the same trouble every time it is started.
+Invariant: what happens in a turn depends only on the episode's seed, its member number, the turn and the injection's
+index, so a run meets the same faults every time it is started.
 """
 
 import math
@@ -18,7 +18,7 @@ from rollart.types.trajectory import Prompt
 
 
 class Injected:
-    """A `TextEnvironment` around another one, for one episode. `number` is the injection's place in the list."""
+    """A `TextEnvironment` wrapped around another one, for one episode. `number` is the injection's index."""
 
     def __init__(self, inner: AnyTextEnvironment, injection: Injection, reset: Reset, number: int = 0) -> None:
         self._inner = inner
@@ -51,14 +51,14 @@ class Injected:
         if hung:
             threading.Event().wait(own.hang_s)
         if own.raise_every and self._turn and self._turn % own.raise_every == 0:
-            raise EnvironmentFault(f"injected: every {own.raise_every}. turn raises, and this is turn {self._turn}")
+            raise EnvironmentFault(f"injected at turn {self._turn}: raise_every is {own.raise_every}")
 
 
 def hangs(injection: Injection, seed: int, member: int, turn: int, number: int = 0) -> bool:
-    """Whether this turn of an episode hangs, if its slot is one of those that do; turn 0 is the reset."""
+    """Whether this turn of an episode hangs, if its slot is affected; turn 0 is the reset."""
     return _chance(number, seed, member, turn).random() < injection.hang_share
 
 
 def _chance(number: int, seed: int, member: int, turn: int) -> random.Random:
-    """Every injection has chances of its own: two that hang now and then do not hang in the same turns."""
+    """Every injection has its own random stream, so that two of them do not hang in the same turns."""
     return random.Random(f"{number}/{seed}/{member}/{turn}")

@@ -1,8 +1,8 @@
-// The parts of a transformer on a CPU, in float32: what torch has no single operation for, and products with weights that
-// stay the same for many of them.
+// Transformer building blocks on a CPU, in float32: operations that torch does not have as a single kernel, and
+// products with weights that are reused many times.
 //
-// Plain C++ with the vectors of GCC and Clang, compiled on the machine that it runs on (kernels.py). Every function is
-// single-threaded, allocates nothing, and reads and writes only what its comment names.
+// Plain C++ with the vector extensions of GCC and Clang, compiled on the machine it runs on (kernels.py). Every
+// function is single-threaded, allocates nothing, and reads and writes only what its comment names.
 
 #include <algorithm>
 #include <cmath>
@@ -12,7 +12,7 @@
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int WIDTH = 16, REGISTERS = 32;  // numbers in a vector, and vectors that can be at hand
+constexpr int WIDTH = 16, REGISTERS = 32;  // floats per vector register, and the number of registers
 #elif defined(__AVX__)
 constexpr int WIDTH = 8, REGISTERS = 16;
 #elif defined(__aarch64__)
@@ -20,14 +20,14 @@ constexpr int WIDTH = 4, REGISTERS = 32;
 #else
 constexpr int WIDTH = 4, REGISTERS = 16;
 #endif
-constexpr int BUSY = 8;  // sums that go on at the same time keep the adders busy
+constexpr int BUSY = 8;  // independent accumulators needed to hide the latency of additions
 static_assert(ALIGN % WIDTH == 0, "capacities are multiples of ALIGN, and positions are read WIDTH at a time");
 typedef float Vec __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 typedef int32_t Ints __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 
 inline Vec load(const float *from) { return *(const Vec *)from; }
 inline void store(float *to, Vec value) { *(Vec *)to = value; }
-inline Vec all(float value) { return value - Vec{}; }  // not 0 + value: that would be an addition
+inline Vec all(float value) { return value - Vec{}; }  // not 0 + value, which would compile to an addition
 
 inline float sum(Vec value) {
   float total = 0;
@@ -50,7 +50,7 @@ inline float squares(const float *x, int64_t size) {
   return total;
 }
 
-// e^x to the last bit or two: 2^n by its exponent, the rest of x by a polynomial (Cephes' expf).
+// e^x accurate to one or two ulp: 2^n through the exponent bits, the remainder by a polynomial (Cephes' expf).
 inline Vec exp_of(Vec x) {
   x = x < -87.0f ? all(-87.0f) : x;
   x = x > 88.0f ? all(88.0f) : x;
@@ -86,7 +86,7 @@ inline int64_t score_from(int64_t t, const float *const *query, const float *key
   return t;
 }
 
-// e^(score - the largest) of the first `length`, zeros from there to `end`; gives 1 / their sum.
+// Softmax numerators: e^(score - maximum) for the first `length`, zero from there to `end`; returns 1 / their sum.
 inline float soften(float *scores, int64_t length, int64_t end, float *logsum) {
   for (int64_t t = length; t < end; t++) scores[t] = -INFINITY;
   Vec most = load(scores);
@@ -156,8 +156,8 @@ inline void blend(const float *const *weights, const float *shares, const float 
     }
 }
 
-// Q queries of one head, in the order of their positions: the last sees the most. `logsums`: the logarithm of what
-// each one's weights were divided by, or null.
+// Q queries of one head, in order of position: the last one sees the most. `logsums`: log-sum-exp of each query's
+// scores, or null.
 template <int Q>
 void attend_to(const float *const *query, const int64_t *visible, const float *keys, const float *values,
                int64_t capacity, int64_t dim, float *scratch, float *const *out, float *const *logsums) {
@@ -170,10 +170,10 @@ void attend_to(const float *const *query, const int64_t *visible, const float *k
   blend<Q>(scores, shares, values, dim, longest, out);
 }
 
-// --- attention of packed sequences, with its gradient: keys and values of one head are first laid out as above
+// --- attention over packed sequences, with gradient: keys and values of one head are first laid out as above
 
-// `count` rows of `stride` numbers, the first `dim` of each times `scale`: as rows of `along`, if that is wanted, and as
-// columns of `across`.
+// Copy `count` rows of `stride` floats, the first `dim` of each times `scale`: as rows of `along`, and as columns of
+// `across`; either may be null.
 inline void lay_out(const float *from, int64_t count, int64_t stride, int64_t dim, float scale, float *along,
                     float *across, int64_t capacity) {
   if (along)
@@ -210,10 +210,10 @@ inline void spread(const float *const *weights, const float *const *rows, int64_
       for (int q = 0; q < Q; q++) into[t * dim + d] += weights[q][t] * rows[q][d];
 }
 
-// What `attend_to` needs to be gone back through; keys are already times the scale of the scores.
+// Inputs of the backward pass of `attend_to`; keys are already multiplied by the scale of the scores.
 struct Back {
   const float *keys_across, *keys_along, *values_across;
-  float *keys_gradient, *values_gradient;  // (position, dimension), added to
+  float *keys_gradient, *values_gradient;  // (position, dimension), accumulated into
   float *scratch;                          // 2 * TILE * capacity
   int64_t capacity, dim;
 };
@@ -246,17 +246,16 @@ void attend_back(const Back &b, const float *const *query, const int64_t *visibl
   spread<Q>(weights, gradient, b.dim, longest, b.values_gradient);
 }
 
-// --- products: weights are laid out once, in panels of PANEL outputs, the last of them filled up with zeros
+// --- products: weights are laid out once, in panels of PANEL outputs, the last one padded with zeros
 //
-// Every output is one sum over the inputs in their order, however many rows there are: what a row gives does not depend
-// on the others, to the last bit.
+// Every output is one sum over the inputs in order, however many rows there are: the result of a row does not depend on
+// the other rows, to the last bit.
 
 constexpr int PANEL = 2 * WIDTH;
-constexpr int ROWS = (REGISTERS - 3) / 2;  // of which the sums, with one pair of weights and one input, are at hand
-constexpr int64_t NEAR = 1 << 16;          // numbers of the rows that should stay in a core's own cache
+constexpr int ROWS = (REGISTERS - 3) / 2;  // rows whose sums fit in registers with a pair of weights and one input
+constexpr int64_t NEAR = 1 << 16;          // floats of the rows that should stay in the core's own cache
 
-// M rows times P panels. `soon` is fetched into the cache meanwhile, `step` numbers for every input. There is room for
-// `room` outputs.
+// M rows times P panels. `soon` is prefetched meanwhile, `step` floats per input. `room` is the number of outputs left.
 template <int M, int P>
 inline void multiply_tile(const float *x, int64_t inputs, const float *panels, const float *soon, int64_t step,
                           bool add, float *out, int64_t outputs, int64_t room) {
@@ -287,7 +286,7 @@ inline void multiply_tile(const float *x, int64_t inputs, const float *panels, c
       }
 }
 
-// Calls f with `number` as a constant, which is from 1 to MOST: an instance for each.
+// Call f with `number`, which is in 1 … MOST, as a compile-time constant: one instance for each.
 template <int MOST, typename F>
 inline void as_constant(int64_t number, F f) {
   if constexpr (MOST > 1)
@@ -299,14 +298,14 @@ inline void as_constant(int64_t number, F f) {
 
 extern "C" {
 
-// weights: (outputs, inputs); panels: `inputs` times `outputs`, rounded up to a multiple of 2 * ALIGN.
+// weights: (outputs, inputs); panels: `inputs` times `outputs` rounded up to a multiple of 2 * ALIGN.
 void lay_panels(const float *weights, int64_t outputs, int64_t inputs, float *panels) {
   for (int64_t n = 0; n < outputs; n += PANEL)
     for (int64_t k = 0; k < inputs; k++)
       for (int64_t i = n; i < n + PANEL; i++) *panels++ = i < outputs ? weights[i * inputs + k] : 0.0f;
 }
 
-// out: (rows, outputs), added to if `add`. x: (rows, inputs).
+// out: (rows, outputs), accumulated into if `add`. x: (rows, inputs).
 void multiply(const float *x, int64_t rows, int64_t inputs, const float *panels, int64_t outputs, int64_t add,
               float *out) {
   const int64_t most = std::max<int64_t>(4 * ROWS, NEAR / inputs);
@@ -320,7 +319,7 @@ void multiply(const float *x, int64_t rows, int64_t inputs, const float *panels,
       for (int64_t tile = 0, row = 0; tile < tiles; tile++) {
         const int64_t end = count * (tile + 1) / tiles;
         as_constant<ROWS>(end - row, [&](auto M) {
-          // A few rows alone would be too few sums at once.
+          // With few rows, process several panels at once for enough independent sums.
           constexpr int P = (BUSY + 2 * M - 1) / (2 * M);
           auto multiply_panels = [&](auto number) {
             done = number;
@@ -340,12 +339,12 @@ void multiply(const float *x, int64_t rows, int64_t inputs, const float *panels,
   }
 }
 
-// New tokens of one session: rows `row` and so on of the step, positions `start` and so on of its block.
+// New tokens of one session: rows from `row` on of the step, positions from `start` on of its block.
 struct Piece {
   int64_t row, count, offset, capacity, start;
 };
 
-// The shape of all heads; `group` query heads share a key-value head.
+// The shape of all heads; `group` query heads share one key-value head.
 struct Heads {
   int64_t kv_heads, group, dim;
 };
@@ -381,7 +380,7 @@ void attend(const Heads *heads, const Piece *pieces, int64_t number, const float
 
 // From (rows, heads + 2 kv heads, dim): queries times `scale` to `queries`, keys and values to their places in the
 // arena. bias: added first, or null. norm: (heads + kv heads, dim) as in the decoder's norms, or null; floor: n * eps.
-// turns: (positions, dim / 2) complex numbers that pairs of dimensions are multiplied with.
+// turns: (positions, dim / 2) complex rotations of pairs of dimensions.
 void place(const Heads *heads, const Piece *pieces, int64_t number, const float *qkv, const float *bias,
            const float *norm, float floor, const float *turns, float scale, float *queries, float *keys,
            float *values) {
@@ -422,8 +421,8 @@ void place(const Heads *heads, const Piece *pieces, int64_t number, const float 
     }
 }
 
-// Positions `start` to `stop` of one block (offset and capacity), in all layers, to those of another. keys, values: the
-// arena, whose layers are `layer` numbers each.
+// Copy positions `start` to `stop` of one block (offset and capacity), in all layers, to another block. keys, values:
+// the arena, with `layer` floats per layer.
 void copy_block(const Heads *heads, int64_t layers, int64_t layer, int64_t source, int64_t source_capacity,
                 int64_t target, int64_t target_capacity, int64_t start, int64_t stop, float *keys, float *values) {
   const int64_t dim = heads->dim, count = stop - start;
@@ -437,7 +436,7 @@ void copy_block(const Heads *heads, int64_t layers, int64_t layer, int64_t sourc
     }
 }
 
-// out, x: (rows, width). x / sqrt(its squares + floor) * weight.
+// out, x: (rows, width). x / sqrt(sum of squares + floor) * weight.
 void rms_norm(const float *x, const float *weight, float floor, int64_t rows, int64_t width, float *out) {
   for (int64_t r = 0; r < rows; r++) {
     const float *from = x + r * width;
@@ -460,8 +459,8 @@ void gated(const float *gate_up, int64_t rows, int64_t width, float *out) {
   }
 }
 
-// A token for every row of logits: where its draw, in [0, 1), falls in the cumulated probabilities, and the logarithm of
-// its probability. Never one of probability 0.
+// Sample a token per row of logits: the one whose interval of the cumulative distribution contains the row's draw in
+// [0, 1), and its log-probability. Tokens of probability 0 are never sampled.
 void sample(const float *logits, const double *draws, int64_t rows, int64_t width, int64_t *tokens, float *logprobs) {
   for (int64_t r = 0; r < rows; r++) {
     const float *x = logits + r * width;
@@ -483,14 +482,14 @@ void sample(const float *logits, const double *draws, int64_t rows, int64_t widt
     };
     double whole = 0;
     for (int64_t i = 0; i < width; i += WIDTH) whole += sum(weights(i));
-    const double target = std::fmin(draws[r] * whole, std::nextafter(whole, 0.0));  // rounded, it may be the whole
+    const double target = std::fmin(draws[r] * whole, std::nextafter(whole, 0.0));  // rounding could reach the total
     double end = 0;
     int64_t chosen = 0;
     for (int64_t i = 0; i < width && end <= target; i += WIDTH) {
       const Vec here = weights(i);
       const double after = end + sum(here);
       if (after <= target && i + WIDTH < width) {
-        end = after;  // the draw falls behind this block
+        end = after;  // the draw lies beyond this block
         continue;
       }
       for (int k = 0; k < WIDTH && end <= target; k++)
@@ -504,20 +503,20 @@ void sample(const float *logits, const double *draws, int64_t rows, int64_t widt
   }
 }
 
-// --- training: (rows, heads, dim) for queries and what comes out, (rows, kv heads, dim) for keys and values
+// --- training: (rows, heads, dim) for queries and outputs, (rows, kv heads, dim) for keys and values
 
-// Sequences that are branches of each other: `size` tokens, the next rows, that go on after the first `before` tokens of
-// the sequence that came before it. They see those and, causally, each other.
+// A branch of the previous sequence: `size` tokens, the next rows, that continue its first `before` tokens. They see
+// those and, causally, each other.
 struct Branch {
   int64_t before, size;
 };
 
-// Some queries of a branch: where they are among all, and how much each sees.
+// Some queries of a branch: their indices, and how many positions each sees.
 struct Tile {
   int count;
   int64_t at[TILE], visible[TILE];
 
-  // The next ones of head `head` that are wanted, from the r-th on.
+  // The next wanted queries of head `head`, from the r-th on.
   Tile(const Heads &heads, int64_t head, const Branch &branch, int64_t row, const uint8_t *wanted, int64_t &r) {
     for (count = 0; r < branch.size * heads.group && count < TILE; r++) {
       const int64_t token = r / heads.group;
@@ -529,7 +528,7 @@ struct Tile {
 };
 
 // capacity: of the longest sequence, a multiple of WIDTH. logsums: (rows, heads). scratch: (2 * dim + TILE) * capacity.
-// wanted: rows whose queries are; null: all. Nothing is written for the others.
+// wanted: flags of rows to compute, or null for all; nothing is written for the others.
 void packed_attend(const Heads *heads, const Branch *branches, int64_t number, int64_t capacity, const float *queries,
                    const float *keys, const float *values, float scale, const uint8_t *wanted, float *scratch,
                    float *out, float *logsums) {
@@ -559,7 +558,7 @@ void packed_attend(const Heads *heads, const Branch *branches, int64_t number, i
   }
 }
 
-// Its gradient. rows: `capacity` numbers. scratch: (5 * dim + 2 * TILE) * capacity.
+// Gradient of `packed_attend`. rows: `capacity` indices. scratch: (5 * dim + 2 * TILE) * capacity.
 void packed_attend_back(const Heads *heads, const Branch *branches, int64_t number, int64_t capacity,
                         const float *queries, const float *keys, const float *values, float scale,
                         const uint8_t *wanted, int64_t *rows, float *scratch, const float *out, const float *logsums,
@@ -571,7 +570,7 @@ void packed_attend_back(const Heads *heads, const Branch *branches, int64_t numb
   float *of_keys = scratch + 3 * panel, *of_values = scratch + 4 * panel;
   const Back back = {keys_across, keys_along, values_across, of_keys, of_values, scratch + 5 * panel, capacity, dim};
   for (int64_t head = 0; head < kv_heads; head++) {
-    // What was gathered for the positions from `first` on, to the rows they stand for: nobody else sees them.
+    // Write the accumulated gradients of positions from `first` on to their rows: no later branch sees these positions.
     int64_t length = 0;
     auto leave = [&](int64_t first) {
       for (int64_t t = first; t < length; t++)
@@ -611,7 +610,7 @@ void packed_attend_back(const Heads *heads, const Branch *branches, int64_t numb
   }
 }
 
-// out, x: (rows, width); shares: what every row was multiplied with.
+// out, x: (rows, width); shares: the factor each row was multiplied by.
 void rms_norm_shares(const float *x, const float *weight, float eps, int64_t rows, int64_t width, float *out,
                      float *shares) {
   for (int64_t r = 0; r < rows; r++) {
@@ -621,7 +620,7 @@ void rms_norm_shares(const float *x, const float *weight, float eps, int64_t row
   }
 }
 
-// weight_gradient is added to.
+// Gradient of `rms_norm_shares`; weight_gradient is accumulated into.
 void rms_norm_back(const float *x, const float *weight, const float *shares, const float *gradient, int64_t rows,
                    int64_t width, float *x_gradient, float *weight_gradient) {
   for (int64_t r = 0; r < rows; r++) {
@@ -641,8 +640,8 @@ void rms_norm_back(const float *x, const float *weight, const float *shares, con
   }
 }
 
-// out, x: (rows, heads, dim); cosines, sines: (rows, dim). The halves of a head are turned against each other: forward
-// with direction 1, back with -1.
+// Rotary embedding. out, x: (rows, heads, dim); cosines, sines: (rows, dim). Rotates the two halves of each head
+// against each other: forward with direction 1, backward with -1.
 void turn(const float *x, const float *cosines, const float *sines, float direction, int64_t rows, int64_t heads,
           int64_t dim, float *out) {
   const int64_t half = dim / 2;
@@ -659,7 +658,7 @@ void turn(const float *x, const float *cosines, const float *sines, float direct
   }
 }
 
-// silu of `gate` times `up`, and its gradient.
+// silu(gate) * up, and its gradient.
 void gated_pair(const float *gate, const float *up, int64_t size, float *out) {
   int64_t i = 0;
   for (; i + WIDTH <= size; i += WIDTH) {

@@ -1,8 +1,8 @@
-"""`kernels.cpp`, compiled for this machine at its first use and loaded.
+"""Compile `kernels.cpp` for this machine on first use, and load it.
 
-Some seconds, once: what was compiled is kept in the user's cache folder, under a name that tells source, compiler
-and processor apart. Without a compiler nothing is lost but speed: `native_kernels` says so once and gives None, and
-whoever asked does it with operations of torch.
+Compilation takes a few seconds, once: the library is cached in the user's cache folder under a name derived from
+source, compiler and processor. Without a compiler only speed is lost: `native_kernels` logs a warning once and returns
+None, and callers fall back to torch operations.
 """
 
 import ctypes
@@ -22,28 +22,28 @@ logger = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("kernels.cpp")
 COMPILERS = ("c++", "g++", "clang++")
 MAX_HEAD_DIM = 512
-"""Of what is on the stack."""
+"""Bounds the size of buffers on the stack."""
 TILE = 8
-"""Queries that are attended with at once; there is room for their scores."""
+"""Queries processed at once; scratch buffers hold their scores."""
 ALIGN = 16
-"""Positions are read some at a time; capacities are multiples of this."""
+"""Positions are read in vectors; capacities are multiples of this."""
 FLAGS = (
     *("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC"),
-    # Nobody looks at errno or at floating-point exceptions. Infinities mean what they say, so no -ffast-math.
+    # errno and floating-point exceptions are never read. Infinities are used as values, so no -ffast-math.
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
     *(f"-DMAX_HEAD_DIM={MAX_HEAD_DIM}", f"-DTILE={TILE}", f"-DALIGN={ALIGN}"),
 )
 OFF = "ROLLART_NATIVE"
-"""Set to 0, it makes everybody do without."""
+"""Environment variable; 0 disables the kernels."""
 COMPILE_S = 120.0
 
 
 class CannotCompile(Exception):
-    """With the reason."""
+    """The kernels cannot be compiled; the message is the reason."""
 
 
 class Heads(ctypes.Structure):
-    """As in `kernels.cpp`."""
+    """`Heads` of `kernels.cpp`."""
 
     _fields_ = (("kv_heads", ctypes.c_int64), ("group", ctypes.c_int64), ("dim", ctypes.c_int64))
 
@@ -71,13 +71,13 @@ _ARGUMENTS: dict[str, list[Any]] = {
 
 @cache
 def native_kernels() -> ctypes.CDLL | None:
-    """The functions of `kernels.cpp`; None if they cannot be had here."""
+    """The functions of `kernels.cpp`; None if they are unavailable here."""
     if os.environ.get(OFF) == "0":
         return None
     try:
         library = ctypes.CDLL(str(compiled(cache_folder())))
     except (CannotCompile, OSError) as error:
-        logger.warning("no native kernels, torch does their work, more slowly: %s", error)
+        logger.warning("native kernels are unavailable, falling back to slower torch operations: %s", error)
         return None
     for name, arguments in _ARGUMENTS.items():
         function = getattr(library, name)
@@ -90,12 +90,12 @@ def cache_folder() -> Path:
 
 
 def compiled(folder: Path) -> Path:
-    """The library in `folder`, made now if it is not there. Several processes may do so at the same time."""
+    """The library in `folder`, compiled now if it is missing. Safe for concurrent processes."""
     compiler = os.environ.get("CXX") or next(filter(shutil.which, COMPILERS), None)
     if compiler is None:
-        raise CannotCompile(f"there is no C++ compiler ({', '.join(COMPILERS)}); install one, or name one in CXX")
-    told = "\n".join((SOURCE.read_text(encoding="utf-8"), compiler, *FLAGS, _processor()))
-    library = folder / f"kernels-{hashlib.sha256(told.encode()).hexdigest()[:16]}.so"
+        raise CannotCompile(f"no C++ compiler found ({', '.join(COMPILERS)}); install one, or set CXX")
+    identity = "\n".join((SOURCE.read_text(encoding="utf-8"), compiler, *FLAGS, _processor()))
+    library = folder / f"kernels-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
     if library.exists():
         return library
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -112,12 +112,12 @@ def _compile(command: list[str]) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CannotCompile(str(error)) from error
     if done.returncode:
-        said = done.stderr.strip().splitlines()
-        raise CannotCompile(f"{' '.join(command)}: {said[0] if said else f'exit {done.returncode}'}")
+        errors = done.stderr.strip().splitlines()
+        raise CannotCompile(f"{' '.join(command)}: {errors[0] if errors else f'exit {done.returncode}'}")
 
 
 def _processor() -> str:
-    """What `-march=native` means here: folders are shared between machines that are not alike."""
+    """What `-march=native` means here: cache folders may be shared between different machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

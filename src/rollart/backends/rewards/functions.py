@@ -1,8 +1,8 @@
-"""Reward functions that need nothing but what the episode left behind."""
+"""Reward functions that use only the data of the episode."""
 
-from rollart.types.messages import Score
+from rollart.types.messages import ScoreRequest
 
 
-def episode_return(question: Score) -> float:
-    """The sum of the turns' rewards."""
+def episode_return(question: ScoreRequest) -> float:
+    """Sum of the turns' rewards."""
     return float(sum(question.turn_rewards))

@@ -1,7 +1,7 @@
-"""The reward host: a worker that runs one reward function in a few threads.
+"""Reward host: a worker that runs one reward function in a few threads.
 
-What holds: a key is answered once however often it is asked, unless its answer was that asking again may help; and
-nothing but a finite number ever leaves as a reward.
+Invariants: a key is computed once however often it is requested, unless it failed with `retry`; a reward is always a
+finite number.
 """
 
 import math
@@ -19,18 +19,18 @@ from rollart.ports.factory import load
 from rollart.ports.reward import RewardFunction
 from rollart.ports.worker import Advance
 from rollart.types.errors import WRONG_CODE, InvariantBroken
-from rollart.types.messages import RewardInfo, Score, Scored, ScoreFailed, WorkerCommand, WorkerEvent
+from rollart.types.messages import RewardInfo, Scored, ScoreFailed, ScoreRequest, WorkerCommand, WorkerEvent
 
 REMEMBERED_KEYS = 4096
-"""Of so many questions the answer is kept."""
+"""Number of answers kept for de-duplication."""
 
 
 class RewardHostSettings(Strict):
     function: str
-    """Path of the `RewardFunction` itself, such as `rollart.backends.rewards.functions:episode_return`."""
+    """Path of the `RewardFunction`, such as `rollart.backends.rewards.functions:episode_return`."""
     slots: int = Field(default=4, ge=1)
     tasks: tuple[str, ...] = ()
-    """The tasks that the function is for; none named: all."""
+    """Tasks that the function serves; empty: all."""
 
 
 class RewardHost:
@@ -44,7 +44,7 @@ class RewardHost:
         self._open: set[str] = set()
         self._answers: dict[str, Scored | ScoreFailed] = {}
         self._commands: deque[WorkerCommand] = deque()
-        self._questions: queue.SimpleQueue[Score | None] = queue.SimpleQueue()
+        self._questions: queue.SimpleQueue[ScoreRequest | None] = queue.SimpleQueue()
         self._results: deque[Scored | ScoreFailed] = deque()
 
     def info(self) -> RewardInfo:
@@ -53,14 +53,14 @@ class RewardHost:
     def post(self, commands: Sequence[WorkerCommand]) -> None:
         self._commands.extend(commands)
 
-    def advance(self, now: float) -> Advance:  # noqa: ARG002 - what happens here happens in threads, not in time
+    def advance(self, now: float) -> Advance:  # noqa: ARG002 - driven by threads, not by time
         events: list[WorkerEvent] = []
         while self._results:
             events.append(self._take(self._results.popleft()))
         while self._commands:
             command = self._commands.popleft()
-            if not isinstance(command, Score):
-                raise InvariantBroken(f"a reward worker does not take {type(command).__name__}; a bug of rollart")
+            if not isinstance(command, ScoreRequest):
+                raise InvariantBroken(f"a reward worker does not accept {type(command).__name__}; a bug in rollart")
             if command.key in self._answers:
                 events.append(self._answers[command.key])
             elif command.key not in self._open:
@@ -72,7 +72,7 @@ class RewardHost:
         for _ in range(self._threads):
             self._questions.put(None)
 
-    def _ask(self, question: Score) -> None:
+    def _ask(self, question: ScoreRequest) -> None:
         self._open.add(question.key)
         self._questions.put(question)
         if self._threads < min(len(self._open), self._settings.slots):
@@ -92,13 +92,13 @@ class RewardHost:
             self._results.append(self._answer(question))
             self._wake()
 
-    def _answer(self, question: Score) -> Scored | ScoreFailed:
+    def _answer(self, question: ScoreRequest) -> Scored | ScoreFailed:
         try:
             value: object = self._function(question)
-        except BaseException as error:  # noqa: BLE001 - the boundary of the user's function: its fault, attributed
+        except BaseException as error:  # noqa: BLE001 - the boundary of user code: its errors are attributed to it
             retry = not isinstance(error, WRONG_CODE)
             return ScoreFailed(question.key, f"{type(error).__name__}: {error}", retry)
         if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
-            reason = f"the reward function {self._settings.function} gave {value!r}; it must be a finite number"
+            reason = f"the reward function {self._settings.function} returned {value!r}; it must be a finite number"
             return ScoreFailed(question.key, reason, retry=False)
         return Scored(question.key, float(value))

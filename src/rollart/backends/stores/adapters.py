@@ -1,11 +1,11 @@
-"""Adapter versions: low-rank factors A and B on a full version, and the weights W + B·A that both make together.
+"""Adapter versions: low-rank factors A and B on a full version, and the merged weights W + B·A.
 
     <module>.lora_A.weight   (rank, inputs)
-    <module>.lora_B.weight   (outputs, rank), the scale of the adapter in it
+    <module>.lora_B.weight   (outputs, rank), including the scale of the adapter
     <module>.weight          in the full version that is the manifest's parent
 
-What holds: sums are made in float32 and rounded once to the type of W; the full version is left as it is, and what the
-adapter does not change is shared with it.
+Invariants: sums are computed in float32 and rounded once to the dtype of W; the full version is not modified, and
+tensors that the adapter does not change are shared with it.
 """
 
 from collections.abc import Generator, Mapping
@@ -19,7 +19,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def merge(base: Tensors, factors: Tensors) -> Generator[None, None, dict[str, torch.Tensor]]:
-    """The weights, one changed tensor per step of the generator."""
+    """Merge the weights, one changed tensor per step of the generator."""
     out = dict(base)
     modules = [name.removesuffix(A) for name in factors if name.endswith(A)]
     if len(factors) != 2 * len(modules) or any(module + B not in factors for module in modules):
@@ -39,7 +39,7 @@ def merge(base: Tensors, factors: Tensors) -> Generator[None, None, dict[str, to
 
 
 def merge_now(base: Tensors, factors: Tensors) -> dict[str, torch.Tensor]:
-    """`merge` from its beginning to its end."""
+    """Run `merge` to completion."""
     steps = merge(base, factors)
     while True:
         try:

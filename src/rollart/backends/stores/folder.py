@@ -1,20 +1,22 @@
-"""A weight store in a folder, which may be one that machines share (NFS).
+"""A weight store in a folder, which may be shared between machines (NFS).
 
     <root>/step-00000012.epoch-0/           v0.12
-        bucket-00000.safetensors, …         one file for each bucket, readable by other tools too
+        bucket-00000.safetensors, …         one file per bucket, also readable by other tools
         manifest.json                       the manifest and its digest
     <root>/.step-00000013.epoch-0.….tmp/    being written or being removed; never read
-    <root>/fence.json                       the newest version that was removed: versions grow past it too
+    <root>/fence.json                       the newest version that was removed: later versions must be newer than it
 
-What holds:
-- a folder gets its name only when all of it is on the disk, and loses its name before any of it is removed, so that a
-  version is visible as a whole or not at all, whoever is killed;
+Invariants:
+- a folder gets its name only when all of it is on disk, and loses its name before any of it is removed, so that a
+  version is visible completely or not at all, whichever process is killed;
+- a version is held together with its dependency (the full version under an adapter): of two that are removed, the
+  adapter goes first;
 - versions only grow, whichever processes publish, also past those that were dropped;
-- a publication that fails, on a full disk say, leaves nothing behind but what the next one removes;
-- no reader gets bytes whose digest is not that of the manifest; only JSON and safetensors are read.
+- a failed publication, for example on a full disk, leaves nothing behind except drafts that the next one removes;
+- no reader gets bytes whose digest differs from the manifest; only JSON and safetensors are read.
 
-A machine may keep believing that a file is absent for as long as its mount caches that: mount NFS with
-`lookupcache=positive` where engines look for versions before they are published.
+A machine may cache the absence of a file for as long as its mount allows: mount NFS with `lookupcache=positive` if
+engines look for versions before they are published.
 """
 
 import errno
@@ -30,7 +32,18 @@ from pathlib import Path
 
 import msgspec
 
-from rollart.backends.stores.rules import check_counts, check_index, check_newer, manifest_digest, not_held, sealed
+from rollart.backends.stores.rules import (
+    Dependencies,
+    check_counts,
+    check_dependency,
+    check_index,
+    check_newer,
+    check_not_needed,
+    manifest_digest,
+    not_held,
+    sealed,
+    with_dependencies,
+)
 from rollart.backends.stores.wrapping import LENGTH_BYTES, data_start, header
 from rollart.types.errors import DigestMismatch, RequestError, VersionMissing, WeightError
 from rollart.types.versions import Version
@@ -45,14 +58,14 @@ _DRAFT = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]+\.tmp")
 
 
 class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`manifest.json`; `digest` is of the bytes of `manifest`."""
+    """Content of `manifest.json`; `digest` is that of the bytes of `manifest`."""
 
     digest: str
     manifest: msgspec.Raw
 
 
 def write_file(path: Path, parts: Sequence[bytes | memoryview]) -> None:
-    """A new file, on the disk when this returns."""
+    """Write a new file; it is on disk when this returns."""
     with path.open("xb") as file:
         for part in parts:
             file.write(part)
@@ -61,9 +74,10 @@ def write_file(path: Path, parts: Sequence[bytes | memoryview]) -> None:
 
 
 class FolderStore:
-    """Picklable: every copy sees the same folder. `keep` versions stay, the oldest go with a publication.
+    """Weight store in a folder. Picklable: every copy uses the same folder. A publication evicts all but the newest
+    `keep` versions and their dependencies.
 
-    `write` puts one file on the disk; tests let it fail.
+    `write` puts one file on disk; tests make it fail.
     """
 
     def __init__(
@@ -88,22 +102,20 @@ class FolderStore:
         try:
             self._root.mkdir(parents=True, exist_ok=True)
             check_newer(version, self._fence())
+            check_dependency(manifest, self._held())
             self._clear_drafts(version)
             try:
                 draft.mkdir()
                 self._fill(draft, manifest, buckets)
                 with self._locked():
                     check_newer(version, self._fence())
+                    check_dependency(manifest, self._held())
                     self._commit(draft, self._folder(version))
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
         except OSError as error:
             raise WeightError(self._not_written(manifest, error)) from error
-        for old in self._held()[: -self._keep]:
-            try:
-                self.drop(old)
-            except WeightError as error:
-                logger.warning("%s is published, but an old version stays: %s", version, error)
+        self._evict(version)
 
     def manifest(self, version: Version) -> Manifest:
         data = self._read(version, MANIFEST, lambda path: path.read_bytes())
@@ -131,6 +143,7 @@ class FolderStore:
             return
         try:
             with self._locked():
+                check_not_needed(version, self._dependencies())
                 if version == self.newest():
                     self._raise_fence(version)
                 with suppress(FileNotFoundError):  # dropped by another process meanwhile
@@ -146,7 +159,7 @@ class FolderStore:
             view = memoryview(bucket).cast("B")
             path = draft / _file_name(index)
             self._write(path, (header(manifest, index), view))
-            # After writing: a publisher that changes its buffer meanwhile is found out too.
+            # After writing, to detect a publisher that changes its buffer meanwhile.
             verify_bucket(manifest, index, view)
         data, digest = sealed(manifest)
         self._write(draft / MANIFEST, (msgspec.json.encode(_Sealed(digest, msgspec.Raw(data))),))
@@ -160,10 +173,20 @@ class FolderStore:
             folder.rename(draft)
             raise
 
-    def _clear_drafts(self, version: Version) -> None:
-        """What killed publishers left. One of a newer version is the work of a successor, and stays.
+    def _evict(self, version: Version) -> None:
+        """Evict all but the newest `keep` versions and their dependencies; dependents before their dependencies."""
+        held = self._dependencies()
+        kept = with_dependencies(sorted(held)[-self._keep :], held)
+        for old in sorted(held.keys() - kept, reverse=True):
+            try:
+                self.drop(old)
+            except WeightError as error:
+                logger.warning("%s is published, but an old version stays: %s", version, error)
 
-        Renamed first: a publisher that is alive after all can no longer give its name to what is being removed.
+    def _clear_drafts(self, version: Version) -> None:
+        """Remove what killed publishers left. A draft of a newer version is a successor's work and stays.
+
+        Renamed first, so that a publisher that is still alive cannot commit a draft that is being removed.
         """
         for path in self._root.iterdir():
             match = _DRAFT.fullmatch(path.name)
@@ -174,7 +197,7 @@ class FolderStore:
                 shutil.rmtree(gone, ignore_errors=True)
 
     def _fence(self) -> Version | None:
-        """The newest version ever published."""
+        """Newest version ever published."""
         try:
             removed = [msgspec.json.decode((self._root / FENCE).read_bytes(), type=Version)]
         except FileNotFoundError:
@@ -187,7 +210,7 @@ class FolderStore:
         return max((*self._held(), *removed), default=None)
 
     def _raise_fence(self, version: Version) -> None:
-        """Before the newest version is removed: that it was published is remembered."""
+        """Record that the newest version was published, before it is removed."""
         path = self._root / FENCE
         if path.exists() and msgspec.json.decode(path.read_bytes(), type=Version) >= version:
             return
@@ -201,7 +224,7 @@ class FolderStore:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Alone among all who publish and drop. Held for short: nothing large is written under it."""
+        """Exclusive lock against all publishers and droppers. Held briefly: nothing large is written under it."""
         file = os.open(self._root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -215,9 +238,9 @@ class FolderStore:
             free = shutil.disk_usage(next(path for path in (self._root, *self._root.parents) if path.exists())).free
             return what + (
                 f"It takes {manifest.total_bytes:,} bytes and the disk has {free:,} free, perhaps fewer for this user; "
-                "make room, keep fewer versions, or use another folder."
+                "free space, keep fewer versions, or use another folder."
             )
-        return what + "Check that every machine may write there and that its mount supports locks."
+        return what + "Check that every machine can write there and that its mount supports locks."
 
     # --- reading
 
@@ -237,11 +260,21 @@ class FolderStore:
             return []
         return sorted(_version(match) for path in self._root.iterdir() if (match := _NAME.fullmatch(path.name)))
 
+    def _dependencies(self) -> Dependencies:
+        """Dependencies of all versions. One with an unreadable manifest is never served and depends on nothing."""
+        found: dict[Version, Version | None] = {}
+        for version in self._held():
+            try:
+                found[version] = self.manifest(version).depends_on
+            except WeightError:
+                found[version] = None
+        return found
+
     def _folder(self, version: Version) -> Path:
         return self._root / f"step-{version.step:08}.epoch-{version.epoch}"
 
     def _draft(self, version: Version) -> Path:
-        """Another one each time, so that no two publishers write into the same."""
+        """A new name each time, so that no two publishers write to the same draft."""
         return self._root / f".{self._folder(version).name}.{uuid.uuid4().hex}.tmp"
 
 
@@ -254,7 +287,7 @@ def _file_name(index: int) -> str:
 
 
 def _bucket_bytes(path: Path) -> bytes:
-    """What follows the header; nothing, if the file ends before. The caller verifies the digest."""
+    """Bytes after the header; empty if the file ends before. The caller verifies the digest."""
     with path.open("rb") as file:
         start = data_start(file.read(LENGTH_BYTES))
         if start > os.fstat(file.fileno()).st_size:
@@ -264,7 +297,7 @@ def _bucket_bytes(path: Path) -> bytes:
 
 
 def _sync_folder(folder: Path) -> None:
-    """The names in a folder, on the disk."""
+    """Sync the names in a folder to disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

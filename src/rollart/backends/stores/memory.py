@@ -1,37 +1,45 @@
 """A weight store in the memory of one process.
 
-What holds: a version is there as a whole or not at all; versions only grow, also past those that were dropped; no
-reader gets bytes whose digest is not that of the manifest.
+Invariants: a version is held completely, with its dependency, or not at all; versions only grow, also past those that
+were dropped; no reader gets bytes whose digest differs from the manifest.
 """
 
 import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
-from rollart.backends.stores.rules import check_counts, check_index, check_newer, not_held
+from rollart.backends.stores.rules import (
+    check_counts,
+    check_dependency,
+    check_index,
+    check_newer,
+    check_not_needed,
+    not_held,
+)
 from rollart.types.errors import RequestError
 from rollart.types.versions import Version
 from rollart.types.weights import Manifest, verify_bucket
 
 
 class MemoryStore:
-    """Shared by reference between the workers of an inline runtime; any thread may call it."""
+    """Weight store shared by reference between the workers of an inline runtime; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._versions: dict[Version, tuple[Manifest, tuple[bytes, ...]]] = {}
         self._fence: Version | None = None
-        """The newest version ever published."""
+        """Newest version ever published."""
 
     def publish(self, manifest: Manifest, buckets: Sequence[bytes | memoryview]) -> None:
         version = manifest.version
         check_counts(manifest, buckets)
-        # Copies, checked after copying: what the publisher does with its buffers afterwards changes nothing here.
+        # Copied, then verified: later changes to the publisher's buffers have no effect here.
         kept = tuple(bytes(bucket) for bucket in buckets)
         for index, bucket in enumerate(kept):
             verify_bucket(manifest, index, bucket)
         with self._lock:
             check_newer(version, self._fence)
+            check_dependency(manifest, self._versions)
             self._versions[version] = (manifest, kept)
             self._fence = version
 
@@ -50,6 +58,7 @@ class MemoryStore:
 
     def drop(self, version: Version) -> None:
         with self._lock:
+            check_not_needed(version, {other: manifest.depends_on for other, (manifest, _) in self._versions.items()})
             self._versions.pop(version, None)
 
     def _held(self, version: Version) -> tuple[Manifest, tuple[bytes, ...]]:

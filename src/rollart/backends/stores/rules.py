@@ -1,7 +1,7 @@
-"""What every weight store refuses, in the same words."""
+"""Checks shared by all weight stores, with the same messages."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -11,7 +11,7 @@ from rollart.types.weights import Manifest
 
 
 def check_counts(manifest: Manifest, buckets: Sequence[bytes | memoryview]) -> None:
-    """Raise `WeightError` unless there are as many buckets as the manifest names, of the sizes that it names."""
+    """Raise `WeightError` unless the number and sizes of the buckets match the manifest."""
     version = manifest.version
     if not len(buckets) == len(manifest.digests) == len(manifest.bucket_bytes):
         raise WeightError(
@@ -27,12 +27,55 @@ def check_counts(manifest: Manifest, buckets: Sequence[bytes | memoryview]) -> N
 
 
 def check_newer(version: Version, fence: Version | None) -> None:
-    """Raise `WeightError` unless the version is newer than every one that was ever published."""
+    """Raise `WeightError` unless the version is newer than every version ever published."""
     if fence is not None and version <= fence:
         raise WeightError(
             f"{version} is not newer than {fence}, the newest version published. "
             "Versions only grow; a restarted trainer publishes under a new epoch."
         )
+
+
+Dependencies = Mapping[Version, Version | None]
+"""Versions held by a store, and the dependency of each (`Manifest.depends_on`)."""
+
+
+def check_dependency(manifest: Manifest, held: Collection[Version]) -> None:
+    """Raise `VersionMissing` unless the version's dependency is held."""
+    needed = manifest.depends_on
+    if needed is not None and needed not in held:
+        there = ", ".join(map(str, sorted(held))) or "nothing"
+        raise VersionMissing(
+            f"{manifest.version} is of kind {manifest.kind.value} on {needed}, which the store does not hold; it holds "
+            f"{there}. Nothing was published; publish a full version first."
+        )
+
+
+def check_not_needed(version: Version, held: Dependencies) -> None:
+    """Raise `WeightError` if a held version depends on this one."""
+    dependents = [other for other, needed in held.items() if needed == version]
+    if dependents:
+        raise WeightError(f"{version} cannot be dropped: {min(dependents)} depends on it; drop that first")
+
+
+def with_dependencies(versions: Iterable[Version], held: Dependencies) -> set[Version]:
+    """These versions and all their dependencies, direct or indirect.
+
+    >>> full, adapter, other = Version(0, 0), Version(0, 1), Version(0, 2)
+    >>> sorted(with_dependencies([adapter], {full: None, adapter: full, other: full})) == [full, adapter]
+    True
+    """
+    found: set[Version] = set()
+    for version in versions:
+        needed: Version | None = version
+        while needed is not None and needed not in found:
+            found.add(needed)
+            needed = held.get(needed)
+    return found
+
+
+def with_dependents(version: Version, held: Dependencies) -> set[Version]:
+    """This version and all its dependents, direct or indirect: what is removed with it."""
+    return {other for other in held if version in with_dependencies([other], held)} | {version}
 
 
 def check_index(manifest: Manifest, index: int) -> None:
@@ -46,7 +89,7 @@ def not_held(version: Version, held: Iterable[Version]) -> VersionMissing:
 
 
 def sealed(manifest: Manifest) -> tuple[bytes, str]:
-    """A manifest as JSON, and the digest by which a reader in another process knows that it arrived whole."""
+    """A manifest as JSON, and its digest, by which a reader in another process verifies it."""
     data = msgspec.json.encode(manifest)
     return data, manifest_digest(data)
 

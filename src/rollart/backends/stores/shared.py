@@ -1,22 +1,26 @@
-"""A weight store in the shared memory of one machine: a fixed number of version slots, allocated beforehand.
+"""A weight store in shared memory of one machine: a fixed number of preallocated version slots.
 
     /dev/shm/rollart-<name>/
         owner             locked by the process that created the store, for as long as it lives
-        index.json        which version lies in which slot; replaced as a whole, under the lock of `index.lock`
-        slot-0, slot-1…   each: the manifest, then its buckets, every part from a page boundary on
+        index.json        the version in each slot; replaced atomically, under the lock of `index.lock`
+        slot-0, slot-1…   each: the manifest, then its buckets, every part aligned to a page
 
-Files and their locks rather than `multiprocessing.shared_memory`, whose resource tracker removes segments that other
-processes still use: the kernel gives up a lock with the process that held it, so that a crash leaves nothing locked.
+Files and file locks rather than `multiprocessing.shared_memory`, whose resource tracker removes segments that other
+processes still use: the kernel releases a lock with the process that held it, so that a crash leaves nothing locked.
 
-What holds:
-- a version is in the index, all of it copied and verified, or it is not: a publisher killed anywhere leaves the
-  versions before it whole, and its slot free;
+Invariants:
+- a version is in the index, completely copied and verified, or it is not: a publisher killed at any point leaves the
+  earlier versions intact, and its slot free;
 - versions only grow, whichever processes publish, also past those that were dropped;
-- a reader's views are the slot itself. While one of them is alive, in whatever process, the slot is not written to: a
-  publisher takes another one, the oldest version's if need be (which is then gone, also when the publication fails)
-  and never the newest's, or says that none is left;
-- no reader gets bytes whose digest is not that of the manifest;
-- what a dead owner left behind goes when the next store is created on the machine.
+- a version is held together with its dependency (the full version under an adapter);
+- a reader's views are the slot itself. While one of them is alive, in any process, the slot is not written to: a
+  publisher takes another one, or raises if none is left;
+- a publisher takes the smallest slot that fits; among slots of one size a free one, else that of the oldest version,
+  which is then evicted (also if the publication fails later). Versions with dependents come after those without, and
+  are evicted together with their dependents. Never evicted are the newest version, its dependency, and the dependency
+  of the version to be published;
+- no reader gets bytes whose digest differs from the manifest;
+- the remains of a dead owner are removed when the next store is created on the machine.
 """
 
 import fcntl
@@ -24,7 +28,7 @@ import mmap
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +36,19 @@ from typing import Self
 
 import msgspec
 
-from rollart.backends.stores.rules import check_counts, check_index, check_newer, manifest_digest, not_held, sealed
+from rollart.backends.stores.rules import (
+    Dependencies,
+    check_counts,
+    check_dependency,
+    check_index,
+    check_newer,
+    check_not_needed,
+    manifest_digest,
+    not_held,
+    sealed,
+    with_dependencies,
+    with_dependents,
+)
 from rollart.types.errors import DigestMismatch, RequestError, VersionMissing, WeightError
 from rollart.types.versions import Version
 from rollart.types.weights import Manifest, verify_bucket
@@ -40,7 +56,7 @@ from rollart.types.weights import Manifest, verify_bucket
 ROOT = Path("/dev/shm")
 PREFIX = "rollart-"
 SHARED = mmap.MAP_SHARED | mmap.MAP_POPULATE
-"""All pages at once: faulting them in one by one makes a copy thirty times slower."""
+"""Populates all pages at once: faulting them in one by one makes a copy thirty times slower."""
 MINIMUM_SLOTS = 2
 """One for the newest version, one for the next."""
 
@@ -52,50 +68,70 @@ class _Held(msgspec.Struct, frozen=True):
     slot: int
     manifest_bytes: int
     manifest_digest: str
+    depends_on: Version | None = None
 
 
 class _Index(msgspec.Struct, frozen=True):
     """The commit record. `fence` is the newest version ever published."""
 
-    slots: int
-    slot_bytes: int
+    slot_bytes: tuple[int, ...]
+    """The size of each slot."""
     fence: Version | None = None
     held: tuple[_Held, ...] = ()
 
     def of(self, version: Version) -> _Held | None:
         return next((held for held in self.held if held.version == version), None)
 
-    def without(self, version: Version) -> "_Index":
-        return msgspec.structs.replace(self, held=tuple(held for held in self.held if held.version != version))
+    def dependencies(self) -> Dependencies:
+        return {held.version: held.depends_on for held in self.held}
 
-    def order(self) -> list[int]:
-        """Slots to publish into, the one that costs least first: free ones, then by age; never the newest version's."""
-        by_age = sorted(self.held, key=lambda held: held.version)
-        taken = [held.slot for held in by_age]
-        return [slot for slot in range(self.slots) if slot not in taken] + taken[:-1]
+    def without(self, versions: Container[Version]) -> "_Index":
+        return msgspec.structs.replace(self, held=tuple(held for held in self.held if held.version not in versions))
+
+    def candidates(self, nbytes: int, needed: Version | None) -> list[tuple[int, set[Version]]]:
+        """Slots for a version of `nbytes` that depends on `needed`, best first, each with the versions evicted."""
+        dependencies = self.dependencies()
+        newest = max(dependencies, default=None)
+        protected = with_dependencies([version for version in (newest, needed) if version is not None], dependencies)
+        taken = {held.slot: held.version for held in self.held}
+        evicted = {
+            slot: with_dependents(taken[slot], dependencies) if slot in taken else set()
+            for slot, size in enumerate(self.slot_bytes)
+            if size >= nbytes
+        }
+
+        def cost(slot: int) -> tuple[int, int, Version, int]:
+            # A free slot evicts nothing, a version without dependents only itself.
+            return self.slot_bytes[slot], min(len(evicted[slot]), 2), taken.get(slot, Version(0, 0)), slot
+
+        return [(slot, evicted[slot]) for slot in sorted(evicted, key=cost) if not evicted[slot] & protected]
 
 
 class SharedMemoryStore:
-    """Pickled by its place: whoever unpickles it is attached to the same store. Any thread may call it."""
+    """Weight store in shared memory. Unpickling attaches to the same store. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
-        """Attach to a store that exists; `create` makes one."""
+        """Attach to an existing store; `create` makes one."""
         self._folder = folder
         self._owner: int | None = None
         self._owner_pid = os.getpid()
         self._manifests: dict[str, Manifest] = {}
-        """The manifest read last, by its digest."""
+        """The last manifest read, by its digest."""
         self._index()
 
     @classmethod
-    def create(cls, name: str, *, slot_bytes: int, slots: int = 3, root: Path = ROOT) -> Self:
-        """A new store that this process owns; `slot_bytes` is the size of the largest version, with some room."""
+    def create(cls, name: str, *, slot_bytes: int, slots: int = 3, adapter_bytes: int = 0, root: Path = ROOT) -> Self:
+        """Create a store owned by this process; `slot_bytes` is the size of the largest version, with a margin.
+
+        With `adapter_bytes`, there are as many additional slots of that size, so that adapters do not take the slots
+        of full versions.
+        """
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
             raise RequestError(f"a shared store is named with letters, digits, '-', '_' and '.', not {name!r}")
         if slots < MINIMUM_SLOTS or slot_bytes < 1:
             raise RequestError(f"a shared store has {MINIMUM_SLOTS} slots or more of a byte or more, not {slots}")
         if not root.is_dir():
-            raise RequestError(f"there is no shared memory at {root} on this machine; use a FolderStore")
+            raise RequestError(f"this machine has no shared memory at {root}; use a FolderStore")
         folder = root / (PREFIX + name)
         with _locked(root / f"{PREFIX}{os.getuid()}.lock"):
             _reclaim(root)
@@ -103,31 +139,33 @@ class SharedMemoryStore:
                 folder.mkdir(mode=0o700)
             except FileExistsError as error:
                 raise RequestError(
-                    f"the shared store {name!r} in {root} belongs to another process that runs; choose another name"
+                    f"the shared store {name!r} in {root} belongs to another running process; choose another name"
                 ) from error
             owner = _open(folder / "owner", os.O_RDWR | os.O_CREAT)
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        sizes = (slot_bytes,) * slots + ((adapter_bytes,) * slots if adapter_bytes else ())
         try:
-            for slot in range(slots):
-                _allocate(folder / f"slot-{slot}", slot_bytes)
+            for slot, size in enumerate(sizes):
+                _allocate(folder / f"slot-{slot}", size)
         except OSError as error:
             free = shutil.disk_usage(root).free
             shutil.rmtree(folder, ignore_errors=True)
             os.close(owner)
             raise RequestError(
-                f"{slots} slots of {slot_bytes:,} bytes do not fit into {root}, which has {free:,} free: {error}. "
+                f"{slots} slots of {slot_bytes + adapter_bytes:,} bytes do not fit into {root}, which has {free:,} "
+                f"free: {error}. "
                 "Use fewer slots, or give the machine more shared memory."
             ) from error
-        _replace(folder, _Index(slots, slot_bytes))
+        _replace(folder, _Index(sizes))
         store = cls(folder)
         store._owner = owner
         return store
 
     def close(self) -> None:
-        """The owner removes the store; views that were handed out stay as they are. For the others nothing is to do."""
+        """Remove the store, if this process owns it; existing views stay valid. No effect in other processes."""
         owner, self._owner = self._owner, None
-        if owner is not None and self._owner_pid == os.getpid():  # a forked child has the number, but is not the owner
-            # Its name first, so that nobody attaches to half a store.
+        if owner is not None and self._owner_pid == os.getpid():  # a forked child inherits the file, not the ownership
+            # Renamed first, so that no process attaches to half a store.
             gone = self._folder.with_name(f".{self._folder.name}.{os.getpid()}.gone")
             with suppress(OSError):
                 self._folder.rename(gone)
@@ -153,8 +191,8 @@ class SharedMemoryStore:
         data, digest = sealed(manifest)
         places, end = _layout(len(data), manifest)
         check_newer(version, self._index().fence)
-        with self._free_slot(version, end) as slot:
-            # Verified after the copy: what the publisher does with its buffers meanwhile is seen, afterwards it is not.
+        with self._free_slot(manifest, end) as slot:
+            # Verified after the copy: changes to the publisher's buffers during the copy are detected.
             with self._mapped(slot, end) as target:
                 target[: len(data)] = data
                 for index, (start, bucket) in enumerate(zip(places, buckets, strict=True)):
@@ -164,7 +202,8 @@ class SharedMemoryStore:
             with _locked(self._folder / "index.lock"):
                 now = self._index()
                 check_newer(version, now.fence)
-                held = (*now.held, _Held(version, slot, len(data), digest))
+                check_dependency(manifest, now.dependencies())
+                held = (*now.held, _Held(version, slot, len(data), digest, manifest.depends_on))
                 _replace(self._folder, msgspec.structs.replace(now, fence=version, held=held))
 
     def manifest(self, version: Version) -> Manifest:
@@ -172,17 +211,17 @@ class SharedMemoryStore:
             return manifest
 
     def bucket(self, version: Version, index: int) -> bytes | memoryview:
-        """A view of the slot, read-only: the version stays where it is for as long as the view lives."""
+        """A read-only view of the slot; the version stays in place for as long as the view lives."""
         with self._lease(version) as (manifest, held, slot):
             check_index(manifest, index)
             places, end = _layout(held.manifest_bytes, manifest)
             if os.fstat(slot).st_size < end:
                 raise DigestMismatch(
-                    f"{version} is cut: its slot ends before {end:,} bytes. Publish the version again."
+                    f"{version} is truncated: its slot ends before {end:,} bytes. Publish the version again."
                 )
             if not manifest.bucket_bytes[index]:
                 return b""
-            # The mapping keeps the slot's file open, and with it the lock that the lease took.
+            # The mapping keeps the slot's file open, and with it the lock of the lease.
             mapped = mmap.mmap(
                 slot,
                 manifest.bucket_bytes[index],
@@ -201,13 +240,14 @@ class SharedMemoryStore:
         with _locked(self._folder / "index.lock"):
             index = self._index()
             if index.of(version) is not None:
-                _replace(self._folder, index.without(version))
+                check_not_needed(version, index.dependencies())
+                _replace(self._folder, index.without({version}))
 
     # --- slots
 
     @contextmanager
     def _lease(self, version: Version) -> Iterator[tuple[Manifest, _Held, int]]:
-        """The manifest of a version, where it lies, and its slot's open file, which nobody writes to meanwhile."""
+        """Manifest of a version, its location, and its slot's open file, which is not written to meanwhile."""
         index = self._index()
         held = index.of(version)
         if held is None:
@@ -215,7 +255,7 @@ class SharedMemoryStore:
         slot = _open(self._folder / f"slot-{held.slot}", os.O_RDONLY)
         try:
             locked = _try_lock(slot, fcntl.LOCK_SH)
-            # A publisher takes a version out of the index before it writes over it: what is there now, stays.
+            # A publisher removes a version from the index before it overwrites it: a version found now stays.
             index = self._index()
             if not locked or index.of(version) != held:
                 raise not_held(version, (other.version for other in index.held if other.version != version))
@@ -235,35 +275,35 @@ class SharedMemoryStore:
         return manifest
 
     @contextmanager
-    def _free_slot(self, version: Version, needed: int) -> Iterator[int]:
-        """A slot that no reader sees, the oldest version's if all are taken, and nobody else's until this is left."""
+    def _free_slot(self, manifest: Manifest, nbytes: int) -> Iterator[int]:
+        """A slot without readers, locked for this publisher until the end of the block; its version is evicted."""
         with _locked(self._folder / "index.lock"):
             index = self._index()
-            if needed > index.slot_bytes:
+            check_dependency(manifest, index.dependencies())
+            if nbytes > max(index.slot_bytes):
                 raise WeightError(
-                    f"{version} takes {needed:,} bytes, but the slots of the shared store {self._folder.name} have "
-                    f"{index.slot_bytes:,}. Nothing was published; create the store with larger slots."
+                    f"{manifest.version} takes {nbytes:,} bytes, but the slots of the shared store {self._folder.name} "
+                    f"have {max(index.slot_bytes):,}. Nothing was published; create the store with larger slots."
                 )
-            file, slot = self._claim(index, version)
-            evicted = next((held.version for held in index.held if held.slot == slot), None)
-            if evicted is not None:
+            file, slot, evicted = self._claim(index, manifest, nbytes)
+            if evicted:
                 _replace(self._folder, index.without(evicted))
         try:
             yield slot
         finally:
             os.close(file)
 
-    def _claim(self, index: _Index, version: Version) -> tuple[int, int]:
-        """The first slot, by cost, that nobody reads or writes: its open file, locked, and its number."""
-        for slot in index.order():
+    def _claim(self, index: _Index, manifest: Manifest, nbytes: int) -> tuple[int, int, set[Version]]:
+        """Lock the best slot without readers and writers; returns its open file, its number, and what is evicted."""
+        for slot, evicted in index.candidates(nbytes, manifest.depends_on):
             file = _open(self._folder / f"slot-{slot}", os.O_RDWR)
             if _try_lock(file, fcntl.LOCK_EX):
-                return file, slot
+                return file, slot, evicted
             os.close(file)
         raise WeightError(
-            f"{version} finds no slot: of the {index.slots} in {self._folder.name} one holds the newest version and "
-            "the others are being read or written. Nothing was published; create the store with more slots, or let "
-            "readers release their buckets."
+            f"no slot is free for {manifest.version}: of the {len(index.slot_bytes)} in {self._folder.name}, those "
+            "large enough hold the newest version or its dependency, or are being read or written. Nothing was "
+            "published; create the store with more slots, or let readers release their buckets."
         )
 
     @contextmanager
@@ -283,7 +323,7 @@ class SharedMemoryStore:
 
 
 def _layout(manifest_bytes: int, manifest: Manifest) -> tuple[list[int], int]:
-    """Where each bucket starts, and where the last one ends."""
+    """Start of each bucket, and the end of the last one."""
     places = []
     end = manifest_bytes
     for nbytes in manifest.bucket_bytes:
@@ -294,7 +334,7 @@ def _layout(manifest_bytes: int, manifest: Manifest) -> tuple[list[int], int]:
 
 
 def _allocate(path: Path, nbytes: int) -> None:
-    """All of its memory now: a store that does not fit fails here, and not in the middle of a publication."""
+    """Allocate all memory now, so that a store that does not fit fails here and not during a publication."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(file, 0, nbytes)
@@ -309,9 +349,9 @@ def _replace(folder: Path, index: _Index) -> None:
 
 
 def _reclaim(root: Path) -> None:
-    """Remove the stores of owners that are dead. Called under the lock that creating takes: none is half there."""
+    """Remove the stores of dead owners. Called under the creation lock, so no store is half created."""
     for folder in (*root.glob(f"{PREFIX}*/"), *root.glob(f".{PREFIX}*.gone/")):
-        with suppress(OSError):  # another user's, or gone meanwhile
+        with suppress(OSError):  # another user's, or just removed
             owner = os.open(folder / "owner", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 if _try_lock(owner, fcntl.LOCK_EX):
@@ -322,7 +362,7 @@ def _reclaim(root: Path) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Alone among all processes and threads that lock this path. Held for short: nothing is copied under it."""
+    """Exclusive lock of this path among processes and threads. Held briefly: nothing is copied under it."""
     file = _open(path, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -340,7 +380,7 @@ def _open(path: Path, flags: int) -> int:
 
 def _gone(folder: Path) -> VersionMissing:
     return VersionMissing(
-        f"there is no shared store in {folder}: its owner closed it or has ended. Create one and publish again."
+        f"no shared store in {folder}: its owner closed it or has ended. Create one and publish again."
     )
 
 

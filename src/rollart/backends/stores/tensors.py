@@ -1,8 +1,8 @@
-"""Tensors to buckets and back: how a state dict travels as a weight version.
+"""Conversion between tensors and buckets: the format of a state dict as a weight version.
 
-What holds: bytes are those of the tensors, whatever their dtype (bfloat16 too); tensors that share their memory are
-stored once and come back sharing it; no bucket is larger than `bucket_bytes`. A tensor that does not fit into one
-bucket is cut along its first dimension into shards, one entry each; `shape` is then that of the shard.
+Invariants: bytes are those of the tensors, for every dtype (including bfloat16); tensors that share memory are stored
+once and share it again after unpacking; no bucket is larger than `bucket_bytes`. A tensor that does not fit into one
+bucket is split along its first dimension into shards, one entry each; `shape` is then that of the shard.
 """
 
 import math
@@ -15,7 +15,7 @@ from rollart.types.versions import Version
 from rollart.types.weights import Manifest, TensorEntry, WeightKind, bucket_digest
 
 ALIGNMENT_BYTES = 16
-"""Every tensor starts at a multiple of this, so that a reader can view it in place."""
+"""Alignment of tensors, so that a reader can view them in place."""
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -45,7 +45,7 @@ def pack(
     bucket_bytes: int,
     kind: WeightKind = WeightKind.FULL,
 ) -> tuple[Manifest, list[bytes]]:
-    """A version of these tensors, in the order of the mapping, and the bytes of its buckets."""
+    """Pack tensors, in the order of the mapping, into a version and the bytes of its buckets."""
     buckets: list[bytearray] = []
     entries: list[TensorEntry] = []
     packed: dict[tuple[object, ...], list[TensorEntry]] = {}
@@ -91,7 +91,7 @@ def pack(
 
 
 def unpack(manifest: Manifest, buckets: Sequence[bytes | bytearray | memoryview]) -> dict[str, torch.Tensor]:
-    """The tensors of a version as CPU tensors with memory of their own. The caller has verified the digests."""
+    """Unpack a version into CPU tensors with their own memory. The caller has verified the digests."""
     if len(buckets) != len(manifest.bucket_bytes):
         raise WeightError(f"{manifest.version} has {len(manifest.bucket_bytes)} buckets, but {len(buckets)} were given")
     read: dict[tuple[int, int, str, tuple[int, ...]], torch.Tensor] = {}
@@ -118,10 +118,10 @@ def unpack(manifest: Manifest, buckets: Sequence[bytes | bytearray | memoryview]
 
 
 def verify_fit(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], version: Version) -> None:
-    """Raise `WeightError` unless these are exactly the tensors that a model wants.
+    """Raise `WeightError` unless these are exactly the tensors of a model.
 
-    Shapes must be the same; a floating dtype may differ from the model's, which converts (a trainer in float32 feeds
-    an engine in bfloat16), any other must be the same.
+    Shapes must be equal; a floating dtype may differ from the model's, which converts (a trainer in float32 feeds an
+    engine in bfloat16), any other dtype must be equal.
     """
     missing = [name for name in wanted if name not in tensors]
     unknown = [name for name in tensors if name not in wanted]
@@ -141,7 +141,7 @@ def verify_fit(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.T
 
 
 def memory_of(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Equal for tensors that are one in memory, as tied weights are."""
+    """Key that is equal for tensors with the same memory, such as tied weights."""
     return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 

@@ -1,9 +1,9 @@
-"""A bucket as a safetensors file: a header in front, the bucket's bytes as they are.
+"""A bucket as a safetensors file: a header, followed by the bucket's unmodified bytes.
 
-What holds: the bytes after the header are the bucket, to the last one, so that its digest is that of the manifest; any
-reader of safetensors finds the tensors under their names. Safetensors takes neither gaps nor tensors that overlap:
-gaps are named `.gap.<offset>`, a tied tensor stands under its first name, and shard 2 of a cut one is `<name>.shard-2`.
-A bucket whose entries cannot be told so is one tensor of bytes, `bucket`.
+Invariants: the bytes after the header are exactly the bucket, so that its digest is that of the manifest; any reader of
+safetensors finds the tensors under their names. Safetensors allows neither gaps nor overlapping tensors: gaps are named
+`.gap.<offset>`, a tied tensor appears under its first name, and shard 2 of a split one is `<name>.shard-2`. A bucket
+whose entries cannot be expressed this way is one tensor of bytes, `bucket`.
 """
 
 import math
@@ -29,7 +29,7 @@ DTYPES = {
 }
 LENGTH_BYTES = 8
 ALIGNMENT_BYTES = 64
-"""The bucket starts at a multiple of this, so that its tensors can be viewed in place."""
+"""Alignment of the bucket in the file, so that its tensors can be viewed in place."""
 
 
 class _Tensor(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class _Tensor(msgspec.Struct, frozen=True):
 
 
 def header(manifest: Manifest, index: int) -> bytes:
-    """What a safetensors file has in front of this bucket."""
+    """Safetensors header of this bucket."""
     try:
         tensors = dict(_tensors(manifest, index))
     except ValueError:
@@ -51,12 +51,12 @@ def header(manifest: Manifest, index: int) -> bytes:
 
 
 def data_start(head: bytes) -> int:
-    """Where the bucket begins in a file that begins with these `LENGTH_BYTES` bytes."""
+    """Start of the bucket in a file that begins with these `LENGTH_BYTES` bytes."""
     return LENGTH_BYTES + int.from_bytes(head, "little")
 
 
 def _tensors(manifest: Manifest, index: int) -> Iterator[tuple[str, _Tensor]]:
-    """Raises `ValueError` where the entries overlap or are none that safetensors knows."""
+    """Header entries; raises `ValueError` if entries overlap or are unknown to safetensors."""
     end, seen = 0, set()
     entries = [entry for entry in manifest.tensors if entry.bucket == index]
     for entry in sorted(entries, key=lambda entry: (entry.offset, entry.nbytes)):
@@ -66,7 +66,7 @@ def _tensors(manifest: Manifest, index: int) -> Iterator[tuple[str, _Tensor]]:
             continue
         seen.add(place)
         if not dtype or entry.offset < end or entry.nbytes != itemsize * math.prod(entry.shape):
-            raise ValueError(f"{entry.name!r} cannot be a tensor of its own")
+            raise ValueError(f"{entry.name!r} cannot be a separate tensor")
         if entry.offset > end:
             yield f".gap.{end}", _bytes(end, entry.offset)
         end = entry.offset + entry.nbytes

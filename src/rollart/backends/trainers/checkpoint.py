@@ -1,18 +1,17 @@
-"""Checkpoints on disk: folders of files that are there whole or not at all.
+"""Checkpoints on disk: folders that are either complete or absent.
 
     <root>/step-00000012.epoch-0/        the checkpoint of v0.12
-        model.safetensors, …             what the trainer gave to keep
-        state.json                       the version, the trainer's facts, the digests of all other files and its own
-    <root>/.step-00000013.epoch-0.tmp/   being written or being removed; never read
+        model.safetensors, …             the trainer's files
+        state.json                       version, the trainer's facts, digests of all other files and of itself
+    <root>/.step-00000013.epoch-0.tmp/   a draft being written or removed; never read
 
-What holds:
-- a folder gets its name only when all of it is on the disk, and loses its name before any of it is removed, so that a
-  process killed anywhere leaves every named folder whole;
-- a save that fails leaves nothing behind, and the checkpoints before it as they were;
-- what is read was verified by digest first; a damaged checkpoint is passed over for the one before, never in silence;
-- only JSON and safetensors are read, and only the files that `state.json` names: nothing in a folder is ever executed;
-- versions only grow, so a trainer that was replaced and does not know it can neither hide nor remove what its
-  successor saved.
+Invariants:
+- A folder gets its name only once all of it is on disk, and loses its name before any of it is removed, so a process
+  killed at any point leaves every named folder complete.
+- A failed save leaves nothing behind and does not touch earlier checkpoints.
+- Everything read is verified by digest first; a damaged checkpoint is skipped for the one before it, with a warning.
+- Only JSON and safetensors are read, and only files listed in `state.json`: nothing in a folder is ever executed.
+- Versions only grow, so a stale trainer that was replaced can neither hide nor remove its successor's checkpoints.
 """
 
 import hashlib
@@ -45,21 +44,21 @@ TOKENIZER_FILES = (
     "tokenizer.model",
     "chat_template.jinja",
 )
-"""Kept beside the weights, so that the folder is a model for whoever takes it; not read here."""
+"""Kept beside the weights, so that the folder loads as a model elsewhere; not read here."""
 _NAME = re.compile(r"step-(\d{8,})\.epoch-(\d+)")
 _DRAFT = re.compile(rf"\.{_NAME.pattern}\.tmp")
 
 
 class NotSaved(Exception):
-    """The checkpoint was not written; those before it are whole."""
+    """The checkpoint was not written; earlier ones are intact."""
 
 
 class _Damaged(Exception):
-    """A folder is not what was written there."""
+    """The contents of a folder differ from what was written."""
 
 
 class Checkpoint(NamedTuple):
-    """A whole checkpoint, verified."""
+    """A complete, verified checkpoint."""
 
     version: Version
     folder: Path
@@ -67,17 +66,17 @@ class Checkpoint(NamedTuple):
     facts: Mapping[str, Any]
 
     def file(self, name: str) -> Path:
-        """Where a verified file lies; there is no way to the others."""
+        """Path of a verified file; unlisted files cannot be reached."""
         if name not in self.files:
             raise RequestError(
-                f"checkpoint {self.folder} has no {name}: another kind of trainer wrote it. "
-                "Give this one a folder for checkpoints of its own."
+                f"checkpoint {self.folder} has no {name}: it was written by a different kind of trainer. "
+                "Give this one its own folder for checkpoints."
             )
         return self.folder / name
 
 
 class _State(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`state.json`. Written last; `digest` is of the rest of it, in canonical form."""
+    """`state.json`. Written last; `digest` covers the rest of the file, in canonical form."""
 
     format: Literal[1] = 1
     version: Version
@@ -95,7 +94,7 @@ class _State(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """A new file, on the disk when this returns."""
+    """Write a new file; it is on disk when this returns."""
     with path.open("xb") as file:
         file.write(data)
         file.flush()
@@ -103,34 +102,34 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 class Checkpoints:
-    """The checkpoints of one run. `write` puts one file on the disk; tests let it fail."""
+    """The checkpoints of one run. `write` stores one file; tests inject failures through it."""
 
     def __init__(self, root: Path, *, keep: int = 2, write: Callable[[Path, bytes], None] = write_file) -> None:
         self._root = root
         self._keep = keep
         self._write = write
         self._damaged: set[Version] = set()
-        """Found so by `newest`; they stand in nobody's way and go with the next save."""
+        """Versions that `newest` found damaged; ignored, and removed by the next save."""
 
     def newest(self) -> Checkpoint | None:
-        """The newest whole checkpoint; None if none was ever saved."""
+        """The newest complete checkpoint; None if nothing was ever saved."""
         held = sorted(self.held(), reverse=True)
         for version in held:
             try:
                 return _verified(self.folder(version), version)
             except _Damaged as damage:
                 self._damaged.add(version)
-                logger.warning("checkpoint %s is damaged and passed over: %s", self.folder(version), damage)
+                logger.warning("skipping damaged checkpoint %s: %s", self.folder(version), damage)
         if held:
-            # To start afresh in silence would throw a run away over a disk that may only be unreadable today.
+            # Starting from scratch silently could discard a run because of a disk that is only temporarily unreadable.
             raise RequestError(
-                f"none of the {len(held)} checkpoints in {self._root} is whole (the log says why of each). "
-                "Bring one back, or remove the folder to start afresh."
+                f"none of the {len(held)} checkpoints in {self._root} is intact (the log has the reason for each). "
+                "Restore one, or remove the folder to start from scratch."
             )
         return None
 
     def save(self, version: Version, files: Iterable[tuple[str, bytes]], facts: Mapping[str, Any]) -> None:
-        """Make a checkpoint of these files, one at a time in memory; raises `NotSaved`."""
+        """Write these files as a checkpoint, with one file in memory at a time; raises `NotSaved`."""
         folder, draft = self.folder(version), self._draft(version)
         try:
             self._admit(version)
@@ -149,14 +148,14 @@ class Checkpoints:
                 raise
         except OSError as error:
             raise NotSaved(
-                f"the checkpoint of {version} could not be written to {self._root}: {error}. "
-                "The one before it is whole; make room, or set `checkpoints` to another disk."
+                f"cannot write the checkpoint of {version} to {self._root}: {error}. "
+                "The previous one is intact; free some space there."
             ) from error
         self._damaged.discard(version)
         self._prune()
 
     def _admit(self, version: Version) -> None:
-        """Make ready for a version newer than all that are whole; what was cut before it makes room."""
+        """Prepare for a version newer than every complete one; leftover drafts are removed."""
         if not self._root.is_dir():
             self._root.mkdir(parents=True, exist_ok=True)
             sync_folder(self._root.parent)
@@ -167,7 +166,7 @@ class Checkpoints:
                 "Start the trainer in a new epoch."
             )
         for left in self._versions(_DRAFT):
-            if left <= version:  # a newer one is the work of a successor
+            if left <= version:  # a newer one belongs to a successor
                 shutil.rmtree(self._draft(left))
         if version in self._damaged:
             self._remove(version)
@@ -178,14 +177,14 @@ class Checkpoints:
             self._remove(version)
 
     def _remove(self, version: Version) -> None:
-        """Best effort: what stays behind is a draft, and goes with the next save."""
+        """Best effort: whatever remains is a draft, removed by the next save."""
         with suppress(OSError):
             self.folder(version).rename(self._draft(version))
         shutil.rmtree(self._draft(version), ignore_errors=True)
         self._damaged.discard(version)
 
     def held(self) -> list[Version]:
-        """What has a folder, oldest first: whole when it was written, not verified since."""
+        """Versions with a folder, oldest first: complete when written, not verified since."""
         return self._versions(_NAME)
 
     def _versions(self, pattern: re.Pattern[str]) -> list[Version]:
@@ -195,7 +194,7 @@ class Checkpoints:
         return sorted(Version(epoch=int(match[2]), step=int(match[1])) for match in matches if match)
 
     def folder(self, version: Version) -> Path:
-        """Where the checkpoint of a version lies, if it is held."""
+        """Folder of a version, if it is held."""
         return self._root / f"step-{version.step:08}.epoch-{version.epoch}"
 
     def _draft(self, version: Version) -> Path:
@@ -206,26 +205,38 @@ def _verified(folder: Path, version: Version) -> Checkpoint:
     try:
         state = msgspec.json.decode((folder / STATE).read_bytes(), type=_State)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _Damaged(f"{STATE} cannot be read: {error}") from error
+        raise _Damaged(f"cannot read {STATE}: {error}") from error
     if state.digest != state.own_digest():
-        raise _Damaged(f"{STATE} does not have its own digest")
+        raise _Damaged(f"{STATE} does not match its own digest")
     if state.version != version:
-        raise _Damaged(f"{STATE} is that of {state.version}")
+        raise _Damaged(f"{STATE} belongs to {state.version}")
     for name, digest in state.files.items():
         if name != Path(name).name or not (name.endswith(READABLE) or name in TOKENIZER_FILES):
-            raise _Damaged(f"{STATE} names {name!r}; only safetensors and JSON of this folder are read")
+            raise _Damaged(f"{STATE} lists {name!r}; only safetensors and JSON in this folder are read")
         try:
             with (folder / name).open("rb") as file:
                 found = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
         except OSError as error:
-            raise _Damaged(f"{name} cannot be read: {error}") from error
+            raise _Damaged(f"cannot read {name}: {error}") from error
         if found != digest:
-            raise _Damaged(f"{name} does not have the digest that {STATE} gives")
+            raise _Damaged(f"{name} does not match its digest in {STATE}")
     return Checkpoint(version, folder, state.files, state.facts)
 
 
+def write_folder(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
+    """A new folder of files, which gets its name when all of it is on the disk."""
+    draft = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(draft, ignore_errors=True)  # left behind by a writer that was killed
+    draft.mkdir(parents=True)
+    for name, data in files:
+        write_file(draft / name, data)
+    sync_folder(draft)
+    draft.rename(folder)
+    sync_folder(folder.parent)
+
+
 def sync_folder(folder: Path) -> None:
-    """The names in a folder, on the disk."""
+    """Flush a folder's entries to disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

@@ -1,17 +1,19 @@
-"""The cold start: a fresh model learns from transcripts how a task is spoken to, and a mediocre way of doing it.
+"""Cold start: supervised training of a fresh model on transcripts, before reinforcement learning.
 
-    transcripts ──► packed rows ──► log-probabilities of what is learned ──► Muon, AdamW ──► a checkpoint folder
+    transcripts ──► packed rows ──► log-probabilities of trained tokens ──► Muon, AdamW ──► a checkpoint folder
 
-Reinforcement learning needs a policy that sometimes succeeds; one of random weights never says anything of use. What
-environments say between two answers is learned along, with less weight: it follows from what was said before, and a
-model that can foretell it copies and counts sooner. What holds: a prompt is never learned; the same settings and
-transcripts give the same weights; the folder is there whole or not at all, and engines, trainers and `from_pretrained`
-load it as it is.
+Reinforcement learning needs a policy that sometimes succeeds; random weights never do. A cold start teaches the model
+the format of the tasks and a mediocre way of solving them. Observations between two answers are trained on too, with a
+lower weight: they follow from the context, and a model that predicts them learns to copy and count sooner.
+
+Invariants:
+- A prompt is never trained on.
+- The same settings and transcripts give the same weights.
+- The folder is complete or absent, and engines, trainers and `from_pretrained` load it as it is.
 """
 
 import os
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ import torch
 from pydantic import Field
 
 from rollart.backends.models import build_model
-from rollart.backends.trainers.checkpoint import sync_folder, write_file
+from rollart.backends.trainers.checkpoint import write_folder
 from rollart.backends.trainers.muon import Muon
 from rollart.backends.trainers.packed_model import PackedModel
 from rollart.backends.trainers.packing import Item, items, micro_batches
@@ -37,27 +39,27 @@ from rollart.types.versions import Version
 REPORTED_STEPS = 100
 
 Turns = Sequence[tuple[Sequence[int], Sequence[int]]]
-"""A transcript in tokens: what was observed and what was answered, turn by turn."""
+"""A transcript in tokens: pairs of observation and answer."""
 
 
 class ColdStartSettings(Strict):
     model: dict[str, Any]
-    """`{"config": {…}}`: the architecture; its weights are drawn from `seed`."""
+    """`{"config": {…}}`: the architecture; weights are initialised from `seed`."""
     seed: int = 0
     steps: int = Field(default=350, ge=1)
     batch_tokens: int = Field(default=960, ge=1)
-    """Of one step."""
+    """Tokens per step."""
     learning_rate: float = Field(default=3e-3, gt=0)
-    """Of embeddings and norms, by AdamW."""
+    """AdamW's rate, for embeddings and norms."""
     matrix_rate: float = Field(default=0.02, gt=0)
-    """Of the layers' matrices, by Muon."""
+    """Muon's rate, for the layers' matrices."""
     observation_weight: float = Field(default=0.1, ge=0, le=1)
-    """Of a token of an observation but the first, where one of an answer has 1."""
+    """Weight of an observation token, after the first observation; answer tokens weigh 1."""
     device: str = "cpu"
 
 
 Report = Callable[[int, float], None]
-"""Told now and then how many steps are made, and the loss."""
+"""Progress callback: called every `REPORTED_STEPS` steps with their number and the loss."""
 
 
 def silent(steps: int, loss: float) -> None:
@@ -71,20 +73,20 @@ def cold_start(
     beside: Mapping[str, bytes],
     report: Report = silent,
 ) -> float:
-    """Train a fresh model and write it to `folder`, with the files `beside` its weights. Gives the last loss."""
+    """Train a fresh model and write it to `folder`, with the files `beside` its weights. Returns the last loss."""
     if folder.exists():
-        raise RequestError(f"{folder} is there already; name a new folder, nothing there is written over")
+        raise RequestError(f"{folder} already exists and is not overwritten; choose a new folder")
     model = build_model(settings.model, dtype="float32", device=settings.device, seed=settings.seed)
     with _several_threads():
         loss = _train(settings, PackedModel(model), transcripts, report)
     layout = whole_model(model)
-    _write(folder, model_files(layout, beside, layout.tensors))
+    write_folder(folder, model_files(layout, beside, layout.tensors))
     return loss
 
 
 @contextmanager
 def _several_threads() -> Iterator[None]:
-    """A run begins with this and has nothing else to do. More than a few threads gain nothing on a small model."""
+    """Use up to 4 threads: nothing else runs during a cold start, and a small model gains nothing from more."""
     before = torch.get_num_threads()
     torch.set_num_threads(min(4, os.cpu_count() or 1))
     try:
@@ -97,7 +99,7 @@ def _train(settings: ColdStartSettings, packed: PackedModel, transcripts: Sequen
     weight = settings.observation_weight
     rows = items([_sample(number, turns, weight) for number, turns in enumerate(transcripts)], packed.vocabulary)
     if not rows:
-        raise RequestError("a cold start needs transcripts with answers, and there are none")
+        raise RequestError("a cold start needs transcripts with answers; there are none")
     parameters = dict(packed.model.named_parameters())
     matrices = {name: value for name, value in parameters.items() if ".layers." in name and value.ndim == 2}
     muon = Muon(matrices.values())
@@ -132,7 +134,7 @@ def _train(settings: ColdStartSettings, packed: PackedModel, transcripts: Sequen
 
 
 def _sample(number: int, turns: Turns, observation_weight: float) -> TrainSample:
-    """The weight of a token is the advantage of its turn; observations that are learned are turns of their own."""
+    """Tokens are weighted by the advantage of their turn; trained observations are turns of their own."""
     log = TokenSequence()
     learned: list[Turn] = []
     for observed, answered in turns:
@@ -148,15 +150,3 @@ def _learn(log: TokenSequence, tokens: Sequence[int], weight: float) -> Turn:
     nothing = np.zeros(len(tokens), dtype=LOGPROB).tobytes()
     log.append_sampled(Generated(Segment.of(list(tokens)), nothing, (VersionRun(Version(0, 0), len(tokens)),)))
     return Turn(len(tokens), advantage=weight)
-
-
-def _write(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
-    """A folder gets its name when all of it is on the disk."""
-    draft = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(draft, ignore_errors=True)  # left behind by one that was killed
-    draft.mkdir(parents=True)
-    for name, data in files:
-        write_file(draft / name, data)
-    sync_folder(draft)
-    os.rename(draft, folder)
-    sync_folder(folder.parent)

@@ -1,14 +1,14 @@
-"""The critic of `gae`: what is to be expected before a token, learnt beside the policy, and advantages made of it.
+"""Critic for `gae`: token values trained alongside the policy, and advantages computed from them.
 
-    V(token) = a linear layer on the state that the token is predicted from, in float32
+    V(token) = a linear layer on the hidden state that the token is predicted from, in float32
 
-What holds:
-- it starts at 0, so the first advantages are those of the rewards alone;
-- advantages and returns are made of the values before the first update on a batch, over all action tokens of a
-  trajectory in their order, through all its sequences;
-- where an episode ended nothing is expected any more; where it was cut off, the value of the state it was left in is;
-- it is part of checkpoints and never of a published version: engines have no use for it;
-- every rank has all of it, and the same.
+Invariants:
+- Values start at 0, so the first advantages depend on rewards alone.
+- Advantages and returns use the values before the first update on a batch, over all action tokens of a trajectory in
+  order, across all its sequences.
+- The bootstrap value is 0 where an episode ended, and the value of the last state where it was truncated.
+- The critic is part of checkpoints and never of a published version: engines do not need it.
+- It is replicated on every rank.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ Values = NDArray[np.float32]
 
 
 class Critic:
-    """The value head, with an optimiser and a learning rate of its own; its gradient goes into the model too."""
+    """The value head, with its own optimiser and learning rate; its gradient also flows into the model."""
 
     def __init__(
         self,
@@ -65,9 +65,10 @@ class Critic:
         values: Sequence[Values],
         left_at: Mapping[TrajectoryId, float],
     ) -> tuple[list[Item], dict[str, float]]:
-        """The rows with advantages and returns, from the values of their tokens; and how good the values were.
+        """Add advantages and returns to the rows, given the values of their tokens; also report how good the values
+        were.
 
-        `rewards` are those of the turns; `left_at` has the value of the last state of trajectories that were cut off.
+        `rewards` are per turn; `left_at` has the value of the last state of truncated trajectories.
         """
         own = self._settings
         parts: list[Gae] = []
@@ -95,7 +96,7 @@ class Critic:
         ], {"explained_variance": explained}
 
     def loss(self, hidden: torch.Tensor, members: Sequence[Item], total: float) -> tuple[torch.Tensor, Metrics]:
-        """The share of these tokens in the value loss, with its weight."""
+        """Contribution of these tokens to the weighted value loss."""
         values = self.values(hidden)
         known = [member.returns for member in members if member.returns is not None]
         returns = torch.from_numpy(np.concatenate(known)).to(values.device)
@@ -109,13 +110,13 @@ class Critic:
         self._optimizer.zero_grad(set_to_none=True)
 
     def clip(self) -> float:
-        """Bound the gradient of the head, of all ranks together; gives its norm before."""
+        """Sum the head's gradient over ranks and clip it; returns the norm before clipping."""
         if self._ranks > 1:
             add_up(parameter.grad for parameter in self._head.parameters() if parameter.grad is not None)
         return float(torch.nn.utils.clip_grad_norm_(self._head.parameters(), self._max_grad_norm))
 
     def apply(self, share: float) -> None:
-        """One step, at this share of the learning rate."""
+        """Take one optimiser step at this share of the learning rate."""
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate * share
         self._optimizer.step()
@@ -130,6 +131,6 @@ class Critic:
 
 
 def _explained(returns: NDArray[np.float64], values: NDArray[np.float32]) -> float:
-    """1 − Var(returns − values) / Var(returns): 1 if values are right, 0 if they say no more than a constant would."""
+    """1 − Var(returns − values) / Var(returns): 1 for exact values, 0 if they are no better than a constant."""
     spread = float(returns.var())
     return 1.0 - float((returns - values).var()) / spread if spread else 0.0

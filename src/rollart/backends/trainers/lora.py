@@ -1,26 +1,27 @@
-"""LoRA, through PEFT: the model is frozen, and small factors beside its linear layers are trained.
+"""LoRA through PEFT: the model is frozen, and low-rank factors beside its linear layers are trained.
 
     h = W·x + (alpha / rank) · B·A·x          A random, B zero: training starts at the model itself
 
-What holds:
-- only the factors have gradients, optimiser state and a place in checkpoints;
-- a checkpoint is a folder of PEFT: `PeftModel.from_pretrained(model, folder)` loads it onto the model that training
-  started from. That model is not in it, only its fingerprint: a resume on another one is refused;
-- the first version that a trainer publishes is full, with the factors of that moment merged; later ones are adapters on
-  it (`stores.adapters`), or full ones too if `publish` says so, for engines that take nothing else. Both ways give an
-  engine the same weights.
+Invariants:
+- Only the factors have gradients, optimiser state and a place in checkpoints.
+- A checkpoint is a PEFT folder: `PeftModel.from_pretrained(model, folder)` loads it onto the model that training
+  started from. It holds only a fingerprint of that model; resuming on a different one is refused.
+- The first version a trainer publishes is full, with the current factors merged; later ones are adapters on it
+  (`stores.adapters`), or full versions if `publish` is "merged", for engines that accept nothing else. Either way an
+  engine ends up with the same weights.
 """
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from rollart.backends.models import ModelSetting, seeded
+from rollart.backends.models import ModelSetting, build_model, seeded
 from rollart.backends.stores.adapters import A, B, Tensors, merge_now
 from rollart.backends.trainers.sharding import whole
-from rollart.backends.trainers.training_state import Layout
+from rollart.backends.trainers.training_state import Layout, write_model
 from rollart.config.training import LoraSettings
 from rollart.types.errors import RequestError
 
@@ -28,14 +29,14 @@ CONFIG = "adapter_config.json"
 FACTORS = "adapter_model.safetensors"
 NAME = "default"
 PREFIX = "base_model.model."
-"""Of names in PEFT's files."""
+"""Prefix of names in PEFT's files."""
 
 
 class Adapter:
-    """The factors of one model, which gets them here. The model may be cut over ranks afterwards."""
+    """LoRA factors, attached to a model. The model may be sharded over ranks afterwards."""
 
     def __init__(self, model: Any, settings: LoraSettings, *, source: ModelSetting, seed: int) -> None:
-        """`seed` is that of the factors; all ranks give the same."""
+        """`seed` initialises the factors and must be the same on all ranks."""
         self._model = model
         self.fingerprint = _fingerprint(model)
         self._config = _attach(model, settings, seed)
@@ -44,13 +45,13 @@ class Adapter:
         head = model.get_output_embeddings()
         for name, module in self._modules.items():
             if module is head or not isinstance(module.base_layer, torch.nn.Linear):
-                raise RequestError(f"{name!r} cannot have LoRA factors: only linear layers before the output head can")
+                raise RequestError(f"{name!r} cannot have LoRA factors; only linear layers before the output head can")
         self._scale = settings.alpha / settings.rank
         self._first: Tensors = {}
-        """The factors that are in the full version which adapters are published on."""
+        """Factors merged into the full version that adapters are published on."""
 
     def base(self) -> dict[str, torch.Tensor]:
-        """The frozen weights, under the names of the model without factors; maybe a rank's part of them."""
+        """The frozen weights, under the names of the model without factors; possibly one rank's shard of them."""
         return {
             name.replace(".base_layer.", "."): tensor
             for name, tensor in self._model.state_dict(keep_vars=True).items()
@@ -58,7 +59,7 @@ class Adapter:
         }
 
     def factors(self) -> dict[str, torch.Tensor]:
-        """A copy, whole, with the scale in B. All ranks at once."""
+        """A copy of the full factors, with the scale folded into B. A collective: all ranks must call it."""
         out = {}
         for name, module in self._modules.items():
             out[name + A] = whole(module.lora_A[NAME].weight).cpu().clone()
@@ -66,19 +67,19 @@ class Adapter:
         return out
 
     def full_version(self, base: Tensors, factors: Tensors) -> Tensors:
-        """All weights; adapters are on these from now on."""
+        """All weights; later adapters are relative to these."""
         self._first = factors if any(factors[name].any() for name in factors if name.endswith(B)) else {}
         return merge_now(base, factors)
 
     def adapter_version(self, factors: Tensors) -> Tensors:
-        """What has changed since the last full version: B·A − B₀·A₀ is a product of factors again."""
+        """Change since the last full version: B·A − B₀·A₀, which is again a product of factors."""
         out = dict(factors)
         for name, first in self._first.items():
             out[name] = torch.cat((out[name], first)) if name.endswith(A) else torch.cat((out[name], -first), 1)
         return out
 
     def layout(self) -> Layout:
-        """As PEFT saves it."""
+        """Files as PEFT saves them."""
         described = {key: _plain(value) for key, value in self._config.to_dict().items()}
         return Layout(CONFIG, json.dumps(described, indent=2, sort_keys=True).encode(), FACTORS, self._to_save)
 
@@ -90,13 +91,26 @@ class Adapter:
         return out
 
 
-def _attach(model: Any, settings: LoraSettings, seed: int) -> Any:
+def write_merged(folder: Path, model: ModelSetting, adapter: Path, seed: int = 0) -> None:
+    """The model with the factors of a checkpoint merged into its weights, as a folder for `from_pretrained`."""
+    peft = _peft()
+    built = build_model(model, dtype="float32", device="cpu", seed=seed)
+    merged = peft.PeftModel.from_pretrained(built, adapter).merge_and_unload()
+    write_model(folder, model, merged)
+
+
+def _peft() -> Any:
     try:
-        from peft import LoraConfig, inject_adapter_in_model
+        import peft
     except ModuleNotFoundError as error:
-        raise RequestError(f"LoRA needs {error.name}, which is missing: pip install 'rollart[lora]'") from error
+        raise RequestError(f"LoRA needs {error.name}, which is not installed: pip install 'rollart[lora]'") from error
+    return peft
+
+
+def _attach(model: Any, settings: LoraSettings, seed: int) -> Any:
+    peft = _peft()
     targets = settings.target_modules
-    config = LoraConfig(
+    config = peft.LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,
         target_modules=targets if isinstance(targets, str) else list(targets),
@@ -104,7 +118,7 @@ def _attach(model: Any, settings: LoraSettings, seed: int) -> Any:
     )
     try:
         with seeded(seed, model.device):
-            inject_adapter_in_model(config, model, adapter_name=NAME)
+            peft.inject_adapter_in_model(config, model, adapter_name=NAME)
     except ValueError as error:
         raise RequestError(f"target_modules {targets!r} of LoRA: {error}") from error
     model.eval()
@@ -116,7 +130,7 @@ def _plain(value: Any) -> Any:
 
 
 def _fingerprint(model: Any) -> str:
-    """Of about a thousand numbers of every tensor: enough to tell another model or another training of it, at once."""
+    """Digest of about a thousand values per tensor: a cheap check that detects a different model or training state."""
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in model.state_dict().items():
         some = tensor.flatten()[:: 1 + tensor.numel() // 1000].contiguous().cpu()

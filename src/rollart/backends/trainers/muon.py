@@ -1,7 +1,7 @@
-"""Muon: momentum whose update is made orthogonal, for the matrices of a model (Jordan et al. 2024).
+"""Muon: momentum with an orthogonalised update, for weight matrices (Jordan et al. 2024).
 
-Every direction of an update gets the same size, so that rare ones (to copy a digit, say) are learned as quickly as
-frequent ones: a small model that starts from nothing learns with far fewer tokens than with AdamW alone.
+Every direction of an update gets the same size, so rare ones (such as copying a digit) are learned as fast as frequent
+ones: a small model trained from scratch needs far fewer tokens than with AdamW alone.
 """
 
 from collections.abc import Iterable
@@ -10,11 +10,12 @@ import torch
 
 ITERATIONS = 5
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the polynomial that takes singular values between 0 and 1 to near 1; the steepest at 0 that stays bounded."""
+"""Coefficients of the polynomial that maps singular values in (0, 1] to near 1; the steepest at 0 that stays
+bounded."""
 
 
 def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
-    """(n, rows, columns): each replaced by roughly U·Vᵀ of its singular value decomposition U·S·Vᵀ."""
+    """(n, rows, columns): replace each matrix by approximately U·Vᵀ of its singular value decomposition U·S·Vᵀ."""
     tall = matrices.shape[1] > matrices.shape[2]
     x: torch.Tensor = matrices.mT if tall else matrices
     x = (x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)).to(_rough(matrices))
@@ -26,13 +27,15 @@ def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
 
 
 def _rough(matrices: torch.Tensor) -> torch.dtype:
-    """Roughly is enough, so bfloat16 where the hardware multiplies in it: on such a CPU less than half the time."""
+    """bfloat16 where the hardware multiplies in it, since an approximation is enough; on such a CPU it halves
+    the time."""
     native = matrices.is_cuda or torch.cpu.get_capabilities().get("avx512_bf16", False)
     return torch.bfloat16 if native else matrices.dtype
 
 
 class Muon:
-    """Steps matrices by `rate` along the orthogonal direction of their momentum, larger where they have more rows."""
+    """Steps matrices by `rate` along their orthogonalised momentum, scaled up for matrices with more rows
+    than columns."""
 
     def __init__(self, matrices: Iterable[torch.nn.Parameter], momentum: float = 0.95) -> None:
         self._momentum = momentum

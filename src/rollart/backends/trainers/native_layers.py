@@ -1,10 +1,10 @@
-"""Layers of `transformers` with the native kernels inside: on a CPU, in float32.
+"""Layers of `transformers` with native kernels inside, on a CPU in float32.
 
-    RMSNorm, the product of an MLP's gate, rotary positions: replaced where a model has them, by `quicken`
+    RMSNorm, the gated product of an MLP, rotary embeddings: replaced by `use_native_kernels` where a model has them
     attention over packed rows: by `packed_attention` itself
 
-What holds: the same function and the same gradient, up to rounding; whatever the kernels do not serve (another device
-or precision) goes the way it came. Parameters, their names and hooks around modules are untouched.
+Invariants: the function and its gradient are the same up to rounding; on other devices or precisions the original code
+runs. Parameters, their names and hooks on modules are untouched.
 """
 
 from collections.abc import Callable
@@ -22,20 +22,20 @@ from rollart.backends.native.kernels import ALIGN, TILE, Heads, native_kernels
 from rollart.types.errors import InvariantBroken
 
 SILU = ("SiLU", "SiLUActivation")
-"""By torch and by `transformers`."""
+"""Class names in torch and in `transformers`."""
 TURNS = "apply_rotary_pos_emb"
 Turned = tuple[torch.Tensor, torch.Tensor]
 
 
 def serves(*tensors: torch.Tensor) -> bool:
-    """Whether the kernels take these."""
+    """Whether the kernels support these tensors."""
     return all(each.device.type == "cpu" and each.dtype is torch.float32 for each in tensors) and (
         native_kernels() is not None
     )
 
 
-def quicken(model: nn.Module) -> None:
-    """Replace what there is a kernel for, in place."""
+def use_native_kernels(model: nn.Module) -> None:
+    """Replace layers that have a native kernel, in place."""
     if native_kernels() is None:
         return
     for module in model.modules():
@@ -45,14 +45,14 @@ def quicken(model: nn.Module) -> None:
         elif kind.endswith("MLP") and type(getattr(module, "act_fn", None)).__name__ in SILU:
             _replace(module, _mlp)
         elif kind.endswith("Attention"):
-            _quicken_turns(module)
+            _use_native_rotary(module)
 
 
 def _replace(module: nn.Module, quick: Callable[..., torch.Tensor]) -> None:
     plain = module.forward
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        # Its weights too: several ranks put them together in the precision that is computed in.
+        # Check the weights too: several ranks gather them in the compute precision.
         return quick(module, x) if serves(x, *module.parameters(recurse=False)) else plain(x)
 
     module.forward = forward
@@ -88,7 +88,7 @@ class _RmsNorm(torch.autograd.Function):
         return of_x, of_weight, None
 
 
-# --- the product of an MLP's gate
+# --- the gated product of an MLP
 
 
 def _mlp(module: Any, x: torch.Tensor) -> torch.Tensor:
@@ -117,24 +117,24 @@ class _Gated(torch.autograd.Function):
         return of_gate, of_up
 
 
-# --- rotary positions
+# --- rotary embeddings
 
 
-def _quicken_turns(module: nn.Module) -> None:
-    """Its own `forward`, with another function under the name by which it turns queries and keys.
+def _use_native_rotary(module: nn.Module) -> None:
+    """Rebind the rotary function in this module's own `forward`.
 
-    Not in the module of `transformers`: other models of this process are computed as ever.
+    The `transformers` module is not patched: other models in this process are unaffected.
     """
     forward = getattr(module.forward, "__func__", None)
     if not isinstance(forward, FunctionType) or TURNS not in forward.__code__.co_names:
         return
-    names = {**forward.__globals__, TURNS: _quick_turns(forward.__globals__[TURNS])}
+    names = {**forward.__globals__, TURNS: _native_rotary(forward.__globals__[TURNS])}
     quick = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
     quick.__kwdefaults__ = forward.__kwdefaults__
     module.forward = MethodType(quick, module)
 
 
-def _quick_turns(plain: Callable[..., Turned]) -> Callable[..., Turned]:
+def _native_rotary(plain: Callable[..., Turned]) -> Callable[..., Turned]:
     def apply_rotary_pos_emb(
         q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1
     ) -> Turned:
@@ -146,7 +146,7 @@ def _quick_turns(plain: Callable[..., Turned]) -> Callable[..., Turned]:
 
 
 class _Turn(torch.autograd.Function):
-    """(batch, heads, positions, width), which in memory is (batch, positions, heads, width)."""
+    """(batch, heads, positions, width), stored as (batch, positions, heads, width)."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -182,9 +182,9 @@ def attend(
     scale: float,
     wanted: NDArray[np.bool_] | None = None,
 ) -> torch.Tensor:
-    """(1, heads, tokens, width) each, and (1, tokens, heads, width) what comes out.
+    """Attention over packed rows. Inputs: (1, heads, tokens, width) each; output: (1, tokens, heads, width).
 
-    `branches`: (sequences, 2), as in `kernels.cpp`. Of tokens that are not `wanted` zeros come out.
+    `branches`: (sequences, 2), as in `kernels.cpp`. The output is zero for tokens that are not `wanted`.
     """
     parts = (each.transpose(1, 2).contiguous() for each in (query, key, value))
     return _Attention.apply(*parts, branches, scale, wanted)  # type: ignore[no-any-return,no-untyped-call]
@@ -230,7 +230,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _like(query: torch.Tensor, wanted: NDArray[np.bool_] | None) -> torch.Tensor:
-    """To be written to, where it is wanted."""
+    """An output buffer; zeroed if only the wanted tokens will be written."""
     return torch.empty_like(query) if wanted is None else torch.zeros_like(query)
 
 
@@ -239,14 +239,14 @@ def _flags(wanted: NDArray[np.bool_] | None) -> int | None:
 
 
 def _at(tensor: torch.Tensor) -> int:
-    """Where its numbers are. The kernels believe what they are told, so nothing else than what they take gets there."""
+    """Data pointer for a kernel. Kernels do no checks of their own, so unsupported tensors are rejected here."""
     if tensor.dtype is not torch.float32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
-        raise InvariantBroken(f"a kernel was given {tensor.dtype} on {tensor.device}, strides {tensor.stride()}")
+        raise InvariantBroken(f"a kernel got {tensor.dtype} on {tensor.device}, strides {tensor.stride()}")
     return tensor.data_ptr()
 
 
 def native() -> Any:
-    """The kernels, where `serves` said that there are some."""
+    """The kernels; call only where `serves` returned True."""
     kernels = native_kernels()
     assert kernels is not None
     return kernels

@@ -1,12 +1,15 @@
-"""Attention over a packed row, for every model of `transformers` that takes its attention function from outside.
+"""Attention over a packed row, for every `transformers` model with a replaceable attention function.
 
     row       | A 0 … 9 | A1 7 … 12 | A2 7 … 9 | B 0 … 5 | …        queries, keys and values of all sequences
     sees      itself      A 0 … 6     A 0 … 6    itself              and itself, causally
 
-A row holds branches: a sequence that begins like the one before it is there from where they part. What holds: the
-output of every token is that of its sequence alone, as if each had been computed by itself (in the last layer, of every
-token that is looked at afterwards); the keys and values of a common beginning are computed once and collect the
-gradients of all that see them; the work grows with the square of sequences, not of the row.
+A row holds branches: a sequence that shares a prefix with the one before it is stored from where they diverge.
+
+Invariants:
+- The output of every token equals that of its sequence computed alone (in the last layer: of every token used
+  afterwards).
+- Keys and values of a shared prefix are computed once and accumulate the gradients of all sequences that see them.
+- The cost grows with the square of sequence lengths, not of the row.
 """
 
 from collections.abc import Sequence
@@ -22,31 +25,31 @@ from rollart.backends.trainers.native_layers import attend, serves
 
 NAME = "rollart_packed"
 CHUNK_TOKENS = 1024
-"""A rest is computed in chunks of so many queries, so that masks stay small however long sequences are."""
+"""Maximum queries per chunk of a branch after its shared prefix, so that masks stay small for long sequences."""
 MASKS_KEPT = 32
-"""For one row; what is beyond them is made again in every layer."""
+"""Masks cached per row; further ones are rebuilt in every layer."""
 LAST = "rollart_last"
-"""What the attention of the last layer is marked with."""
+"""Attribute that marks the modules of the last layer."""
 CHANGES_ATTENTION = ("sliding_window", "softcap", "s_aux", "position_bias", "cache")
-"""Arguments by which models ask for another attention than the causal one over everything before."""
+"""Arguments with which models request something other than plain causal attention."""
 
 
 class UnsupportedAttention(Exception):
-    """The model asks for attention that a packed row cannot have."""
+    """The model requests attention that a packed row does not support."""
 
 
 class Branch(NamedTuple):
-    """`size` tokens that go on after the first `before` of the sequence before it in the row."""
+    """`size` tokens that continue the first `before` tokens of the previous sequence in the row."""
 
     before: int
     size: int
 
 
 class Layout:
-    """Where the sequences of a row lie. `calls` counts the layers that asked."""
+    """Positions of the sequences in a row. `calls` counts the layers that used it."""
 
     def __init__(self, branches: Sequence[Branch], kept: NDArray[np.int64]) -> None:
-        """`kept`: the rows that anybody looks at after the last layer, in order."""
+        """`kept`: sorted positions whose output is used after the last layer."""
         self.branches = tuple(branch for branch in branches if branch.size)
         self.sizes = [branch.size for branch in self.branches]
         self.kept = kept
@@ -57,7 +60,7 @@ class Layout:
         self._masks: dict[tuple[int, int, torch.dtype, torch.device], torch.Tensor] = {}
 
     def mask(self, before: int, queries: torch.Tensor) -> torch.Tensor:
-        """Queries see the `before` keys that precede them and, causally, their own. Made once for all layers."""
+        """Queries see the `before` preceding keys and, causally, their own. Cached for all layers."""
         count = queries.shape[2]
         key = (before, count, queries.dtype, queries.device)
         mask = self._masks.get(key)
@@ -81,7 +84,7 @@ def packed_attention(
     layout: Layout | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """(1, heads, tokens, width) each, fewer heads in `key` and `value` where groups share them."""
+    """Inputs: (1, heads, tokens, width) each; `key` and `value` may have fewer heads (grouped-query attention)."""
     asked = [name for name in CHANGES_ATTENTION if others.get(name) is not None]
     if asked or attention_mask is not None or dropout or layout is None or sum(layout.sizes) != query.shape[2]:
         raise UnsupportedAttention(_why(asked, attention_mask, dropout, layout))
@@ -98,7 +101,7 @@ def packed_attention(
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    # Split at once: its backward joins the pieces, where that of slices would add up a whole row for each.
+    # One split: its backward concatenates the pieces, while that of slices would sum a full row for each.
     pieces = zip(*(torch.split(tensor, layout.sizes, 2) for tensor in (query, key, value)), strict=True)
     out = []
     path: list[_Seen] = []
@@ -125,7 +128,7 @@ class _Seen(NamedTuple):
 
 
 def _first(path: Sequence[_Seen], count: int) -> list[_Seen]:
-    """Of a sequence, the first tokens."""
+    """The first `count` tokens of a sequence."""
     kept = []
     for key, value in path:
         if count:
@@ -137,11 +140,11 @@ def _first(path: Sequence[_Seen], count: int) -> list[_Seen]:
 
 def _why(asked: Sequence[str], mask: torch.Tensor | None, dropout: float, layout: Layout | None) -> str:
     if asked:
-        return f"its attention asks for {', '.join(asked)}"
+        return f"its attention uses {', '.join(asked)}"
     if layout is None:
-        return "its layers do not pass arguments on to their attention"
+        return "its layers do not pass extra arguments to their attention"
     if mask is not None:
-        return "it makes an attention mask of its own"
+        return "it builds its own attention mask"
     return "its attention has dropout" if dropout else "its layers do not see the whole row"
 
 

@@ -1,10 +1,10 @@
-"""A causal language model of `transformers` over packed rows: log-probabilities of the action tokens of a micro-batch.
+"""A causal language model of `transformers` on packed rows: log-probabilities of a micro-batch's action tokens.
 
-What holds:
-- layers, embeddings and head are those of `transformers`; only the attention function is ours (`packed_attention`);
-- only positions from which an action is predicted go through the last MLP and the output head;
-- a model for which a packed row is not the same as its sequences one by one is refused at the start, by its name: both
-  are computed with a few tokens and compared, so nothing depends on a list of classes.
+Invariants:
+- Layers, embeddings and head are those of `transformers`; only the attention function is ours (`packed_attention`).
+- Only positions that predict an action go through the last MLP and the output head.
+- A model whose packed rows differ from its sequences one by one is refused at load time, by name: both are computed on
+  a few tokens and compared, so no list of supported classes is needed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,40 +16,40 @@ import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rollart.backends.models import token_logprobs
-from rollart.backends.trainers.native_layers import quicken
+from rollart.backends.trainers.native_layers import use_native_kernels
 from rollart.backends.trainers.packed_attention import LAST, NAME, Branch, Layout, UnsupportedAttention
 from rollart.backends.trainers.packing import Item, MicroBatch, micro_batches
 from rollart.types.errors import RequestError
 from rollart.types.ids import TrajectoryId
 
 KNOWN_TO_WORK = ("llama", "qwen2", "qwen3")
-"""Tested with every change; others with plain causal attention work too, and are checked when they are loaded."""
+"""Tested on every change; other models with plain causal attention work too and are checked when loaded."""
 LARGEST_DIFFERENCE = 1e-3
-"""Of logits, relative to the largest: far above rounding in float32, far below the effect of another mask."""
+"""Of logits, relative to the largest: far above float32 rounding, far below the effect of a wrong mask."""
 
 
 class Scores(NamedTuple):
-    """One number per action token, in the order of the micro-batch's items."""
+    """One value per action token, in the order of the micro-batch's items."""
 
     logprobs: torch.Tensor
     entropy: torch.Tensor | None = None
     hidden: torch.Tensor | None = None
-    """(action tokens, width): the state from which each was predicted, as the output head sees it."""
+    """(action tokens, width): the state each was predicted from, as seen by the output head."""
 
 
 class Row(NamedTuple):
-    """A micro-batch as the model is fed it."""
+    """A micro-batch as model input."""
 
     tokens: torch.Tensor
     positions: torch.Tensor
     keep: torch.Tensor
-    """Where each action token is predicted."""
+    """Position that predicts each action token."""
     targets: torch.Tensor
     layout: Layout
 
 
 class PackedModel:
-    """The model step of a trainer. `compute` other than float32 is used for the layers; parameters stay as they are."""
+    """The model step of a trainer. `compute` is the precision of the layers; parameters keep their own."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class PackedModel:
             _checkpoint_layers(model)
 
     def scores(self, batch: MicroBatch, *, entropy: bool = False, hidden: bool = False) -> Scores:
-        """Log-probabilities at the temperature of the engines, and what is asked for, all with their gradient."""
+        """Log-probabilities at the engines' temperature, and optional extras, all with gradient."""
         row = pack_row(batch, self.model.device)
         seen: torch.Tensor | None = None
         if hidden:
@@ -84,7 +84,7 @@ class PackedModel:
         return Scores(logprobs, spread, seen)
 
     def _with_hidden(self, row: Row) -> tuple[torch.Tensor, torch.Tensor]:
-        """Whatever the model is, its output head sees the positions that are kept, and nothing else."""
+        """Capture the input of the output head, which sees exactly the kept positions in any model."""
         seen: list[torch.Tensor] = []
         head = self.model.get_output_embeddings()
         handle = head.register_forward_pre_hook(lambda _head, inputs: seen.append(inputs[0][0]))
@@ -114,14 +114,14 @@ class PackedModel:
 
 
 def pack_row(batch: MicroBatch, device: torch.device) -> Row:
-    """Sequences one after the other, each from where it parts from the one before; positions count within them."""
+    """Concatenate sequences, each from where it diverges from the previous one; positions count within a sequence."""
     tokens: list[np.ndarray[Any, Any]] = []
     positions: list[np.ndarray[Any, Any]] = []
     keep: list[np.ndarray[Any, Any]] = []
     branches = []
     end = 0
     for tree in batch.trees:
-        rows = np.empty(0, dtype=np.int64)  # where the tokens of the sequence before are
+        rows = np.empty(0, dtype=np.int64)  # positions of the previous sequence's tokens
         for member, common in zip(tree.members, tree.common, strict=True):
             own = member.fed[common:]
             rows = np.concatenate((rows[:common], np.arange(end, end + own.size)))
@@ -144,29 +144,29 @@ def _tensor(parts: Sequence[np.ndarray[Any, Any]], device: torch.device) -> torc
 
 
 def _switch_attention(packed: PackedModel, model: Any) -> None:
-    """Use ours, and quicker layers where there are some, and see that nothing else changes."""
+    """Switch to packed attention and native layers, and verify that the outputs do not change."""
     probe = _probe(packed.vocabulary)
     row = pack_row(probe, model.device)
     try:
         with torch.no_grad():
             alone = [_alone(model, item) for item in probe.items]
             model.set_attn_implementation(NAME)
-            quicken(model)
+            use_native_kernels(model)
             _thin_last_layer(model)
             together = packed.logits(row)
     except (UnsupportedAttention, ValueError, TypeError) as error:
         raise _refusal(model, str(error)) from error
     layers = int(model.config.get_text_config().num_hidden_layers)
     if row.layout.calls != layers:
-        raise _refusal(model, f"{row.layout.calls} of its {layers} layers take their attention from outside")
+        raise _refusal(model, f"only {row.layout.calls} of its {layers} layers have a replaceable attention function")
     expected = torch.cat(alone)
     difference = float((together - expected).abs().max() / expected.abs().max())
     if not difference <= LARGEST_DIFFERENCE:
-        raise _refusal(model, f"its logits of packed sequences differ by {difference:.1e} from those one by one")
+        raise _refusal(model, f"its logits on packed sequences differ by {difference:.1e} from those one by one")
 
 
 def _thin_last_layer(model: Any) -> None:
-    """Let it attend from, and its MLP compute, the rows that are looked at afterwards: nobody sees the others."""
+    """Restrict the last layer's queries and MLP to the positions used afterwards."""
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     mlp: Any = getattr(layers[-1], "mlp", None) if layers else None
     if not type(mlp).__name__.endswith("MLP"):
@@ -177,7 +177,7 @@ def _thin_last_layer(model: Any) -> None:
     layout: Layout | None = None
 
     def note(_layer: Any, _inputs: Any, named: Mapping[str, Any]) -> None:
-        # A layer that is computed again in the backward pass is called again, so this is always its own row.
+        # Under gradient checkpointing the layer is called again for its backward pass, so this is always its own row.
         nonlocal layout
         layout = named.get("layout")
 
@@ -193,7 +193,7 @@ def _thin_last_layer(model: Any) -> None:
 
 
 def _probe(vocabulary: int) -> MicroBatch:
-    """Three sequences that part at different places, and one of its own."""
+    """Three sequences that diverge at different positions, and an unrelated one."""
     rows = []
     for number, (common, length) in enumerate(((0, 17), (9, 15), (12, 19), (0, 8))):
         tokens = ((np.arange(length) * (7 if length > 8 else 11) + 3) % vocabulary).astype(np.int32)
@@ -215,23 +215,24 @@ def _probe(vocabulary: int) -> MicroBatch:
 
 
 def _alone(model: Any, item: Item) -> torch.Tensor:
-    """The logits that the model itself gives for one sequence."""
+    """The model's own logits for one sequence."""
     logits: torch.Tensor = model(_tensor([item.fed], model.device)[None], use_cache=False).logits[0]
     return logits[torch.from_numpy(item.sources).to(model.device)]
 
 
 def _refusal(model: Any, why: str) -> RequestError:
     return RequestError(
-        f"{type(model).__name__} cannot be trained on packed sequences: {why}. What works are models with plain causal "
-        f"attention that `transformers` lets others compute, among them {', '.join(KNOWN_TO_WORK)}; the reference "
-        "trainer takes any."
+        f"{type(model).__name__} cannot be trained on packed sequences: {why}. Supported are models with plain causal "
+        f"attention that `transformers` makes replaceable, among them {', '.join(KNOWN_TO_WORK)}; the reference "
+        "trainer takes any model."
     )
 
 
 def _checkpoint_layers(model: Any) -> None:
-    """Layers keep their inputs only and are computed again in the backward pass."""
+    """Layers keep only their inputs and are recomputed in the backward pass."""
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
-            # Only the layer itself, which then checkpoints; what is inside stays in evaluation mode, without dropout.
+            # Only the layer itself is set to training mode, which enables checkpointing; its children stay in
+            # evaluation mode, without dropout.
             module.training = True

@@ -1,18 +1,18 @@
-"""Trajectories as rows of tokens without padding, cut into mini-batches and by a token budget.
+"""Trajectories as rows of tokens without padding, split into mini-batches and by a token budget.
 
     samples ──► Item (one sequence: what is fed, what is predicted) ──► mini-batches (one optimiser step each)
-    a mini-batch ──► Tree (sequences with a common beginning) ──► MicroBatch (one forward and backward pass)
+    a mini-batch ──► Tree (sequences with a shared prefix) ──► MicroBatch (one forward and backward pass)
 
     a micro-batch    | A 0 … 9 | A1 7 … 12 | A2 7 … 9 | B 0 … 5 | …      one row, no padding
 
-What holds:
-- every action token that has a token before it is in exactly one mini-batch, and there in exactly one micro-batch; all
-  of a trajectory are in the same mini-batch, all of a sequence in the same micro-batch;
-- a micro-batch has at most `token_budget` tokens, unless it is one sequence that alone is longer;
-- sequences that begin alike share their beginning: the prompt of a group, the instructions of a task, the first turns
-  where several went the same way, what is left of a context that was cut. It is there once per micro-batch;
-- what nothing is predicted from, behind the last action of a sequence, is left out;
-- masked samples are not there: all that they do, the group's baseline, is in the others' advantages already.
+Invariants:
+- Every action token with a predecessor is in exactly one mini-batch, and there in exactly one micro-batch. A trajectory
+  is never split over mini-batches, a sequence never over micro-batches.
+- A micro-batch has at most `token_budget` tokens, unless it is a single longer sequence.
+- Sequences share common prefixes: a group's prompt, a task's instructions, identical first turns, the rest of a
+  truncated context. Each is stored once per micro-batch.
+- Tokens after the last action of a sequence predict nothing and are dropped.
+- Masked samples are absent: their only effect, on the group's baseline, is already in the others' advantages.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,34 +27,34 @@ from rollart.types.trajectory import TrainSample
 
 Scalar = TypeVar("Scalar", np.int32, np.float32)
 
-SHARED_FROM = 8
-"""Tokens from which on a common beginning is worth being looked for in another place."""
+MIN_SHARED_PREFIX = 8
+"""Minimum shared-prefix length worth merging, in tokens."""
 
 
 class Untrainable(Exception):
-    """A batch cannot be trained; nothing was changed."""
+    """A batch cannot be trained; no state was changed."""
 
 
 class Item(NamedTuple):
-    """One sequence. Action i is the token `targets[i]`, predicted where the token with index `sources[i]` is fed."""
+    """One sequence. Action i is the token `targets[i]`, predicted at index `sources[i]` of `fed`."""
 
     trajectory: TrajectoryId
     fed: NDArray[np.int32]
-    """Its tokens up to the last action."""
+    """Input tokens, up to the last action."""
     sources: NDArray[np.int64]
     targets: NDArray[np.int32]
     behaviour: NDArray[np.float32]
     turns: NDArray[np.int64]
-    """Which turn of the trajectory each action is part of; never goes down."""
+    """Turn index of each action; non-decreasing."""
     advantages: NDArray[np.float32]
     proximal: NDArray[np.float32] | None = None
-    """Log-probabilities by the weights before the first update on the batch. None: those of the forward pass are."""
+    """Log-probabilities under the weights before the first update on the batch. None: use those of the forward pass."""
     returns: NDArray[np.float32] | None = None
-    """What the value head has to learn; None: there is no value head."""
+    """Targets of the value head; None without a critic."""
 
 
 class Tree(NamedTuple):
-    """Sequences, and of each how many tokens it has in common with the one before it: those are fed once."""
+    """Sequences, and for each the length of the prefix it shares with the previous one, which is fed once."""
 
     members: tuple[Item, ...]
     common: tuple[int, ...]
@@ -65,7 +65,7 @@ class Tree(NamedTuple):
 
 
 class MicroBatch(NamedTuple):
-    """What one forward and backward pass computes; arrays over its action tokens are in the order of `items`."""
+    """Input of one forward and backward pass; per-token arrays are in the order of `items`."""
 
     trees: tuple[Tree, ...]
 
@@ -79,7 +79,7 @@ class MicroBatch(NamedTuple):
 
 
 def items(samples: Sequence[TrainSample], vocabulary: int) -> list[Item]:
-    """What there is to train; raises `Untrainable` with the trajectory that is not."""
+    """Trainable sequences; raises `Untrainable` naming the offending trajectory."""
     return [
         item
         for sample in samples
@@ -91,13 +91,13 @@ def items(samples: Sequence[TrainSample], vocabulary: int) -> list[Item]:
 
 
 def turns_of(sample: TrainSample) -> list[NDArray[np.int64]]:
-    """For every sequence, the number of the turn that each of its sampled tokens is part of."""
+    """For every sequence, the turn index of each sampled token."""
     every = np.repeat(np.arange(len(sample.turns)), [turn.tokens for turn in sample.turns])
     ends = np.cumsum([sequence.sampled for sequence in sample.sequences])
     if every.size != ends[-1]:
         raise Untrainable(
-            f"trajectory {sample.trajectory} sampled {ends[-1]} tokens, but those of its turns are {every.size}; "
-            "this is a bug of rollart"
+            f"trajectory {sample.trajectory} sampled {ends[-1]} tokens, but its turns have {every.size}; "
+            "this is a bug in rollart"
         )
     return np.split(every, ends[:-1])
 
@@ -107,7 +107,7 @@ def turn_advantages(sample: TrainSample) -> NDArray[np.float32]:
 
 
 def mini_batches(rows: Sequence[Item], count: int) -> list[list[Item]]:
-    """Trajectories dealt like cards, so that every mini-batch sees every group and task; fewer where they run out."""
+    """Deal trajectories round-robin, so that every mini-batch sees every group and task; fewer if they run out."""
     place = {id: number for number, id in enumerate(dict.fromkeys(row.trajectory for row in rows))}
     dealt: list[list[Item]] = [[] for _ in range(min(count, len(place)))]
     for row in rows:
@@ -116,7 +116,7 @@ def mini_batches(rows: Sequence[Item], count: int) -> list[list[Item]]:
 
 
 def last_state(sample: TrainSample, vocabulary: int) -> Item:
-    """The state that a trajectory was left in, as an item with one action that was never taken: its value is asked."""
+    """The last state of a truncated trajectory, as an item with one dummy action; its value is the bootstrap."""
     tokens = _tokens(sample, sample.sequences[-1], vocabulary)
     nothing = np.zeros(1)
     return Item(
@@ -131,7 +131,7 @@ def last_state(sample: TrainSample, vocabulary: int) -> Item:
 
 
 def micro_batches(rows: Sequence[Item], token_budget: int, *, share: bool = True) -> list[MicroBatch]:
-    """First-fit decreasing, so that micro-batches are few and full. The same items give the same cut."""
+    """First-fit decreasing, for few and full micro-batches. Deterministic in the items."""
     bins: list[list[Tree]] = []
     room: list[int] = []
     for tree in sorted(_trees(rows, token_budget, share), key=lambda each: -each.tokens):
@@ -171,8 +171,8 @@ def _tokens(sample: TrainSample, sequence: TokenSequence, vocabulary: int) -> ND
     tokens = _read(sample, sequence.whole().ids)
     if not (tokens.min() >= 0 and tokens.max() < vocabulary):
         raise Untrainable(
-            f"trajectory {sample.trajectory} has tokens from {tokens.min()} to {tokens.max()}, "
-            f"but the vocabulary has {vocabulary}: check the codec"
+            f"trajectory {sample.trajectory} has token ids from {tokens.min()} to {tokens.max()}, "
+            f"but the vocabulary size is {vocabulary}: check the codec"
         )
     return tokens
 
@@ -185,7 +185,7 @@ def _read(sample: TrainSample, read: Callable[[], NDArray[Scalar]]) -> NDArray[S
 
 
 def _trees(rows: Sequence[Item], token_budget: int, share: bool) -> list[Tree]:
-    """In the order of their tokens, those that begin alike follow each other; a tree is cut where it is full."""
+    """Sort by tokens, so that sequences with a shared prefix are adjacent; start a new tree when one is full."""
     if not share:
         return [Tree((row,), (0,)) for row in rows]
     trees: list[list[tuple[Item, int]]] = []
@@ -193,7 +193,7 @@ def _trees(rows: Sequence[Item], token_budget: int, share: bool) -> list[Tree]:
     for row in sorted(rows, key=lambda each: each.fed.tobytes()):
         common = _common(trees[-1][-1][0].fed, row.fed) if trees else 0
         own = row.fed.size - common
-        if common >= SHARED_FROM and used + own <= token_budget:
+        if common >= MIN_SHARED_PREFIX and used + own <= token_budget:
             trees[-1].append((row, common))
             used += own
         else:
@@ -203,7 +203,7 @@ def _trees(rows: Sequence[Item], token_budget: int, share: bool) -> list[Tree]:
 
 
 def _common(left: NDArray[np.int32], right: NDArray[np.int32]) -> int:
-    """How many tokens are the same from the start."""
+    """Length of the common prefix."""
     length = min(left.size, right.size)
     differ = left[:length] != right[:length]
     first = int(differ.argmax()) if length else 0

@@ -1,10 +1,10 @@
-"""Versions on their way from a trainer to the store, beside the next step if the trainer wants it so.
+"""Publication of versions from a trainer to the store, optionally concurrent with the next step.
 
-What holds:
-- at most one version is on its way, so there is at most one copy of the weights besides those that are trained;
-- what is published are the weights at the moment of `start`, whatever is trained meanwhile, if `start` got a copy;
-- a version published again is answered by what was published; of the versions that were, the last `keep` stay, and the
-  full one that adapters among them are on.
+Invariants:
+- At most one publication is in flight, so there is at most one copy of the weights besides those being trained.
+- The published weights are those at the time of `start`, whatever is trained meanwhile, if `start` was given a copy.
+- Publishing a version again returns the existing manifest. The last `keep` versions are kept, as is the full version
+  that any adapter among them is based on.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ import torch
 from rollart.backends.stores.tensors import pack
 from rollart.backends.trainers.sharding import identity, whole
 from rollart.ports.weights import WeightStore
-from rollart.types.errors import VersionMissing, WeightError
+from rollart.types.errors import WeightError
 from rollart.types.messages import Published, TrainerFailed
 from rollart.types.versions import Version
 from rollart.types.weights import Manifest, WeightKind
@@ -24,7 +24,7 @@ Answer = Published | TrainerFailed
 
 
 class Publisher:
-    """Writes versions. With `wake`, in a thread of its own that calls it when a version is there; without, at once."""
+    """Publishes versions. With `wake`, in its own thread, calling it when a version is done; without, synchronously."""
 
     def __init__(
         self, store: WeightStore, *, bucket_bytes: int, keep: int, wake: Callable[[], None] | None = None
@@ -38,7 +38,7 @@ class Publisher:
 
     @property
     def base(self) -> Version | None:
-        """The full version that an adapter can be published on."""
+        """The full version that an adapter can be based on."""
         full = [manifest.version for manifest in self._published if manifest.kind is WeightKind.FULL]
         return full[-1] if full else None
 
@@ -48,10 +48,10 @@ class Publisher:
         tensors: Callable[[], Mapping[str, torch.Tensor]],
         kind: WeightKind = WeightKind.FULL,
     ) -> "Future[Answer]":
-        """Publish these, which are asked for only if the version is not there yet. Not while another is on its way."""
+        """Publish a version; `tensors` is called only if it is new. Not while another publication is in flight."""
         answer: Future[Answer] = Future()
         if self._published and self._published[-1].version == version:
-            answer.set_result(Published(self._published[-1]))  # a doubled command
+            answer.set_result(Published(self._published[-1]))  # a duplicate command
         elif self._thread is None or self._wake is None:
             answer.set_result(self._publish(version, tensors(), kind))
         else:
@@ -61,7 +61,7 @@ class Publisher:
         return answer
 
     def close(self) -> None:
-        """Waits for what is on its way: nobody else would notice a half-written version."""
+        """Waits for a publication in flight, so that no half-written version is left behind."""
         if self._thread is not None:
             self._thread.shutdown()
 
@@ -71,33 +71,25 @@ class Publisher:
         manifest, buckets = pack(tensors, version=version, parent=parent, bucket_bytes=self._bucket_bytes, kind=kind)
         try:
             self._store.publish(manifest, buckets)
-            if kind is WeightKind.ADAPTER and parent is not None:
-                self._store.manifest(parent)
-        except VersionMissing:
-            return TrainerFailed(
-                None,
-                f"{version} is an adapter on {parent}, which the store did not keep: give it room for "
-                f"{self._keep + 2} versions, or set `lora.publish` to merged",
-            )
         except WeightError as error:
-            return TrainerFailed(None, f"{version} was not published: {error}")
+            return TrainerFailed(None, f"cannot publish {version}: {error}")
         self._published.append(manifest)
         self._retire()
         return Published(manifest)
 
     def _retire(self) -> None:
         recent = self._published[-self._keep :]
-        bases = {manifest.parent for manifest in recent if manifest.kind is WeightKind.ADAPTER}
-        for old in self._published[: -self._keep]:
+        bases = {manifest.depends_on for manifest in recent}
+        for old in reversed(self._published[: -self._keep]):  # adapters before what they are on
             if old.version not in bases:
                 self._published.remove(old)
                 self._store.drop(old.version)
 
 
 class Snapshot:
-    """A copy of tensors on the CPU, in memory that is used again and again; those that share memory share it here.
+    """A copy of tensors on the CPU, in a reused buffer; tensors that share memory share it here too.
 
-    On `meta` it is a copy without memory, for a rank that only helps another to have one.
+    On `meta` it is a copy without storage, for ranks that only take part in the gather.
     """
 
     def __init__(self, dtype: torch.dtype, device: str = "cpu") -> None:
@@ -106,7 +98,7 @@ class Snapshot:
         self._copies: dict[str, torch.Tensor] = {}
 
     def take(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Valid until the next `take`. Floating tensors are converted."""
+        """Valid until the next `take`. Floating-point tensors are converted."""
         copied: dict[object, torch.Tensor] = {}
         for name, tensor in tensors.items():
             memory = identity(tensor)

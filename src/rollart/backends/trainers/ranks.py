@@ -1,14 +1,14 @@
-"""The ranks of one trainer: rank 0 is the worker that the controller talks to, the others are processes of its own.
+"""The ranks of one trainer: rank 0 is the worker that the controller talks to, the others are its child processes.
 
-    worker, rank 0 ──(a socket each: what to do)──► rank 1 … rank n−1         started here, they end with rank 0
-         │  ◄──(ready; why it failed)──────────────────┘
-         └── collectives over gloo (CPU) or NCCL (CUDA): all ranks call the same method of their trainer, side by side
+    worker, rank 0 ──(one socket each: calls)──► rank 1 … rank n−1            started here, they exit with rank 0
+         │  ◄──(ready; cause of a failure)─────────────┘
+         └── collectives over gloo (CPU) or NCCL (CUDA): all ranks call the same method of their trainer concurrently
 
-What holds:
-- a rank ends when its socket does, so none outlives rank 0, however rank 0 ended;
-- a rank that ends or raises is noticed at once, not by the time limit of a collective: `check` and `do` raise
-  `TrainerLost`, which names the rank and its cause, and the other ranks are ended;
-- what is told to a rank is complete before rank 0 goes on, so between two calls of `do` no rank waits for another.
+Invariants:
+- A rank exits when its socket closes, so none outlives rank 0, however rank 0 ended.
+- A rank that exits or raises is noticed at once, not after a collective's timeout: `check` and `do` raise `TrainerLost`
+  with the rank and its cause, and the other ranks are terminated.
+- A call is sent to all ranks before rank 0 makes it itself, so between two calls of `do` no rank waits for another.
 
 torch has one process group per process, hence one trainer with several ranks at a time.
 """
@@ -39,14 +39,14 @@ T = TypeVar("T")
 
 PROCESS = "rollart.backends.trainers.rank_process"
 COLLECTIVE_TIMEOUT_S = 600.0
-"""Of a rank that lives and does not answer, and of the start."""
+"""Timeout for starting ranks, and for a live rank that does not take part in a collective."""
 BLAME_S = 3.0
-"""So long a failed collective waits to hear which rank it was."""
+"""How long a failed collective waits to learn which rank caused it."""
 CLOSE_S = 5.0
 ANOTHER_S = 10.0
-"""So long a trainer waits for another of this process to close."""
-LAST_WORDS_BYTES = 2000
-_ONE_AT_A_TIME = threading.Lock()
+"""How long a trainer waits for another one in this process to close."""
+LOG_TAIL_BYTES = 2000
+_PROCESS_GROUP_LOCK = threading.Lock()
 
 
 class Failure(NamedTuple):
@@ -54,11 +54,11 @@ class Failure(NamedTuple):
 
     cause: str
     echo: bool = False
-    """It only noticed that another one was gone."""
+    """The rank only observed the loss of another one."""
 
 
 class Ready(NamedTuple):
-    """A rank has built its model and is about to join the others."""
+    """A rank has built its model and is about to join the process group."""
 
 
 class Process(Protocol):
@@ -66,8 +66,8 @@ class Process(Protocol):
     def kill(self) -> None: ...
 
 
-class Seat(NamedTuple):
-    """What a rank has to know to join."""
+class RankInfo(NamedTuple):
+    """What a rank needs to join the process group."""
 
     rank: int
     ranks: int
@@ -75,7 +75,7 @@ class Seat(NamedTuple):
     device: str
 
     def join(self) -> DeviceMesh:
-        """Returns when all ranks are there."""
+        """Returns once all ranks have joined."""
         device = torch.device(self.device, self.rank) if self.device == "cuda" else None
         if device is not None:
             torch.cuda.set_device(device)
@@ -90,30 +90,30 @@ class Seat(NamedTuple):
         return init_device_mesh(self.device, (self.ranks,))
 
 
-class Member(NamedTuple):
-    """A rank's own place in the group, in its process."""
+class RankHandle(NamedTuple):
+    """A rank's membership in the group, in its own process."""
 
-    seat: Seat
+    info: RankInfo
     connection: Connection
 
     def meet(self) -> DeviceMesh:
         self.connection.send(Ready())
-        return self.seat.join()
+        return self.info.join()
 
 
 class Ranks:
-    """All ranks, as rank 0 sees them."""
+    """All ranks, as seen by rank 0."""
 
     def __init__(self, settings: Any, ranks: int, device: str, wake: Callable[[], None]) -> None:
-        """Starts the other ranks with these settings, which have to be picklable; `wake` is called when one is lost."""
+        """Starts the other ranks with these settings, which must be picklable; `wake` is called when one is lost."""
         if device not in ("cpu", "cuda"):
-            raise RequestError(f"{ranks} ranks cannot share {device!r}; set `device` to cpu, or to cuda: one GPU each")
+            raise RequestError(f"{ranks} ranks cannot share {device!r}; set `device` to cpu, or to cuda (one GPU each)")
         if device == "cuda" and torch.cuda.device_count() < ranks:
-            raise RequestError(f"{ranks} ranks need a GPU each, there are {torch.cuda.device_count()}; lower `ranks`")
+            raise RequestError(f"{ranks} ranks need one GPU each; found {torch.cuda.device_count()}. Lower `ranks`")
         self._folder = tempfile.TemporaryDirectory(prefix="rollart-ranks-")
-        if not _ONE_AT_A_TIME.acquire(timeout=ANOTHER_S):
+        if not _PROCESS_GROUP_LOCK.acquire(timeout=ANOTHER_S):
             self._folder.cleanup()
-            raise RequestError("this process has a trainer with several ranks already; close it, or use another one")
+            raise RequestError("this process already has a trainer with several ranks; close it, or use a new process")
         self._wake = wake
         self._changed = threading.Condition()
         self._ready: set[int] = set()
@@ -122,7 +122,7 @@ class Ranks:
         self._closed = False
         self._processes: dict[int, Process] = {}
         self._connections: dict[int, Connection] = {}
-        self.seat = Seat(0, ranks, str(Path(self._folder.name, "rendezvous")), device)
+        self.info = RankInfo(0, ranks, str(Path(self._folder.name, "rendezvous")), device)
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
         try:
             for rank in range(1, ranks):
@@ -134,7 +134,7 @@ class Ranks:
         self._watcher.start()
 
     def meet(self) -> DeviceMesh:
-        """Join the others, once they are as far."""
+        """Wait until the other ranks are ready, then join the process group."""
         with self._changed:
             there = self._changed.wait_for(
                 lambda: bool(self._failures) or len(self._ready) == len(self._processes), COLLECTIVE_TIMEOUT_S
@@ -144,19 +144,19 @@ class Ranks:
             late = sorted(self._processes.keys() - self._ready)
             raise TrainerLost(f"ranks {late} of the trainer did not start within {COLLECTIVE_TIMEOUT_S:g} s")
         if dist.is_initialized():
-            raise RequestError("torch.distributed is in use in this process; give the trainer a process of its own")
-        return self.seat.join()
+            raise RequestError("torch.distributed is already in use in this process; run the trainer in its own")
+        return self.info.join()
 
     def do(self, work: Callable[..., T], *args: Any) -> T:
-        """Have every rank call this method of its trainer; gives what it returned here.
+        """Call this method on every rank's trainer; returns the local result.
 
-        What is raised on purpose all ranks raise, in the same place; `Untrainable` leaves them usable.
+        Deliberate errors are raised by all ranks at the same point; `Untrainable` leaves them usable.
         """
         self.check()
-        told = pickle.dumps((work.__name__, args))
+        call = pickle.dumps((work.__name__, args))
         try:
             for connection in self._connections.values():
-                connection.send_bytes(told)
+                connection.send_bytes(call)
             return work(*args)
         except (Untrainable, RollartError):
             raise
@@ -174,7 +174,7 @@ class Ranks:
             raise lost
 
     def close(self) -> None:
-        """End the other ranks, whatever they do, and leave the group."""
+        """Terminate the other ranks, whatever they are doing, and leave the process group."""
         with self._changed:
             if self._closed:
                 return
@@ -192,21 +192,21 @@ class Ranks:
         if dist.is_initialized():
             dist.destroy_process_group()
         self._folder.cleanup()
-        _ONE_AT_A_TIME.release()
+        _PROCESS_GROUP_LOCK.release()
 
     def _start(self, rank: int, settings: Any) -> None:
         ours, theirs = socket.socketpair()
         with theirs, self._log(rank).open("wb") as log:
-            self._processes[rank] = start_process(theirs, log)
+            self._processes[rank] = start_process(theirs, log, rank)
         self._connections[rank] = Connection(ours.detach())
-        with suppress(OSError):  # it is gone already, and `meet` says why
-            self._connections[rank].send((self.seat._replace(rank=rank), settings))
+        with suppress(OSError):  # already gone; `meet` reports why
+            self._connections[rank].send((self.info._replace(rank=rank), settings))
 
     def _log(self, rank: int) -> Path:
         return Path(self._folder.name, f"rank-{rank}.log")
 
     def _watch(self) -> None:
-        """Until the last rank has ended."""
+        """Runs until the last rank has ended."""
         listening = {connection: rank for rank, connection in self._connections.items()}
         while listening:
             for connection in wait(list(listening)):
@@ -229,25 +229,25 @@ class Ranks:
     def _ended(self, rank: int) -> None:
         if self._closed:
             return
-        failure = self._said.get(rank) or Failure(self._last_words(rank))
+        failure = self._said.get(rank) or Failure(self._exit_cause(rank))
         with self._changed:
             self._failures[rank] = failure
             self._changed.notify_all()
-        if self.seat.device == "cuda" and dist.group.WORLD is not None:
-            dist.group.WORLD.abort()  # gloo notices that a rank is gone, NCCL would wait
+        if self.info.device == "cuda" and dist.group.WORLD is not None:
+            dist.group.WORLD.abort()  # gloo notices a lost rank, NCCL would wait
         self._wake()
 
-    def _last_words(self, rank: int) -> str:
+    def _exit_cause(self, rank: int) -> str:
         try:
             code = self._processes[rank].wait(CLOSE_S)
         except subprocess.TimeoutExpired:
             return "it closed its connection and hangs"
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        words = self._log(rank).read_bytes()[-LAST_WORDS_BYTES:].decode(errors="replace").strip()
-        return f"{how}; its last words: {words}" if words else how
+        output = self._log(rank).read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
+        return f"{how}; last output: {output}" if output else how
 
     def _blame(self) -> TrainerLost | None:
-        """Who was the first; those that it took along may be heard before it."""
+        """The rank that failed first; ranks that it took down may have been heard before it."""
         with self._changed:
             self._changed.wait_for(lambda: any(not each.echo for each in self._failures.values()), BLAME_S)
             failures = sorted(self._failures.items(), key=lambda each: each[1].echo)
@@ -256,15 +256,15 @@ class Ranks:
         self.close()
         rank, failure = failures[0]
         return TrainerLost(
-            f"rank {rank} of {self.seat.ranks} of the trainer is lost: {failure.cause}. "
-            "The trainer starts again from its last checkpoint."
+            f"rank {rank} of {self.info.ranks} of the trainer is lost: {failure.cause}. "
+            "The trainer restarts from its last checkpoint."
         )
 
 
-def start_process(end: socket.socket, log: IO[bytes]) -> Process:
-    """A rank, with its end of the connection. In a session of its own: an interrupt from the terminal is for rank 0."""
+def start_process(end: socket.socket, log: IO[bytes], rank: int) -> Process:
+    """Start a rank with its end of the socket, in its own session: a terminal interrupt goes to rank 0 only."""
     return subprocess.Popen(
-        [sys.executable, "-m", PROCESS, str(end.fileno())],
+        [sys.executable, "-m", PROCESS, str(end.fileno()), f"trainer rank {rank}"],
         pass_fds=(end.fileno(),),
         stdin=subprocess.DEVNULL,
         stdout=log,

@@ -1,10 +1,10 @@
-"""The reference trainer: a `transformers` model, AdamW and the GRPO loss, one sequence at a time.
+"""Reference trainer: a `transformers` model, AdamW and the GRPO loss, one sequence at a time.
 
-What holds, besides what holds of every trainer (`worker`):
-- nothing is written before every gradient is known to be finite; a step that is not is `TrainerFailed`;
-- log-probabilities are those of `token_logprobs` at the temperature that the engines sampled with, so that the reported
-  `mismatch` is the numerical difference of engine and trainer plus what the policy moved since, and nothing else;
-- after a restore training goes on, in float32 bit by bit as it would have.
+Invariants, besides those of every trainer (`worker`):
+- Nothing is written before every gradient is known to be finite; a non-finite step is `TrainerFailed`.
+- Log-probabilities come from `token_logprobs` at the engines' sampling temperature, so the reported `mismatch` is
+  exactly the numerical difference between engine and trainer plus the policy's movement since.
+- Training resumes from a checkpoint as if it had never stopped, bit for bit in float32.
 """
 
 import math
@@ -27,10 +27,6 @@ from rollart.types.tokens import TokenSequence
 from rollart.types.trajectory import TrainSample
 
 
-class ReferenceTrainerSettings(TrainerWorkerSettings):
-    dtype: str = "float32"
-
-
 class _Sequence(NamedTuple):
     """One sequence on the device, shifted: `targets[i]` follows `inputs[i]`."""
 
@@ -39,17 +35,19 @@ class _Sequence(NamedTuple):
     mask: torch.Tensor
     behaviour: torch.Tensor
     advantages: torch.Tensor
-    """0 where `targets` are no actions."""
+    """0 where `targets` are not actions."""
 
 
 class ReferenceTrainer(TrainerWorker):
     """A trainer worker; its factory path is `rollart.backends.trainers.reference:ReferenceTrainer`."""
 
     def __init__(self, settings: Mapping[str, Any], wake: Callable[[], None]) -> None:  # noqa: ARG002 - never waits
-        own = self._settings = ReferenceTrainerSettings.model_validate(dict(settings))
-        model = build_model(own.model, dtype=own.dtype, device=own.device, seed=own.seed)
+        own = self._settings = TrainerWorkerSettings.model_validate(dict(settings))
+        model = build_model(own.model, dtype=own.trainer.dtype, device=own.trainer.device, seed=own.seed)
         self._vocabulary = int(model.config.get_text_config().vocab_size)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=own.learning_rate, weight_decay=own.weight_decay)
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=own.trainer.learning_rate, weight_decay=own.trainer.weight_decay
+        )
         super().__init__(own, model, optimizer)
 
     def _step(self, train: Train) -> dict[str, float]:
@@ -73,8 +71,8 @@ class ReferenceTrainer(TrainerWorker):
             raise Untrainable(f"trajectory {sample.trajectory} cannot be trained: {error}") from error
         if not (tokens.min() >= 0 and tokens.max() < self._vocabulary):
             raise Untrainable(
-                f"trajectory {sample.trajectory} has tokens from {tokens.min()} to {tokens.max()}, "
-                f"but the vocabulary has {self._vocabulary}: check the codec"
+                f"trajectory {sample.trajectory} has token ids from {tokens.min()} to {tokens.max()}, "
+                f"but the vocabulary size is {self._vocabulary}: check the codec"
             )
         mask = sequence.action_mask()
         advantages = np.zeros(sequence.length, dtype=np.float32)
@@ -89,7 +87,7 @@ class ReferenceTrainer(TrainerWorker):
         )
 
     def _optimise(self, sequences: list[_Sequence]) -> dict[str, float]:
-        """One step. The gradient is that of the mean over all action tokens, added up sequence by sequence."""
+        """One step. The gradient is that of the mean over all action tokens, accumulated sequence by sequence."""
         tokens = sum(int(sequence.mask.sum()) for sequence in sequences)
         metrics = Metrics()
         self._optimizer.zero_grad(set_to_none=True)
@@ -110,17 +108,17 @@ class ReferenceTrainer(TrainerWorker):
             )
             part.backward()  # type: ignore[no-untyped-call]
             metrics = metrics + measured
-        # A batch in which nothing is trained has no metrics, and is reported like one that changes nothing.
+        # A batch without trained tokens has no metrics and is reported as a step that changes nothing.
         summary = {"loss": 0.0, "ratio_mean": 0.0, "mismatch": 0.0} | metrics.summary()
         loss = summary["loss"]
-        norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._settings.max_grad_norm))
+        norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._settings.trainer.max_grad_norm))
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self._skipped += 1
             raise Untrainable(
-                f"the step is not finite (loss {loss:g}, gradient norm {norm:g}) and was skipped; the weights are "
-                f"unchanged, {self._skipped} skipped so far. Look at the batch's advantages and log-probabilities."
+                f"skipped a step that is not finite (loss {loss:g}, gradient norm {norm:g}); the weights are "
+                f"unchanged, {self._skipped} skipped so far. Check the batch's advantages and log-probabilities."
             )
-        # In a batch without action tokens no parameter has a gradient, and AdamW leaves those as they are.
+        # Without action tokens no parameter has a gradient, and AdamW leaves all of them unchanged.
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return summary | {"grad_norm": norm, "skipped": float(self._skipped)}

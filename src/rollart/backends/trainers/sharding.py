@@ -1,13 +1,14 @@
-"""A model cut over several ranks: every tensor in equal parts, put together layer by layer while it is computed with.
+"""FSDP2 sharding of a model: every tensor is split evenly over ranks and gathered layer by layer.
 
-What holds:
-- gradients are added over the ranks, never averaged: what a loss divides by is that of the whole batch already;
-- parameters, gradients and the optimiser's state are float32. Layers are put together in the type they are computed
-  in, what is around them in float32, so that numbers between layers are float32 as they are in one process;
-- names and shapes are those of one process: checkpoints and published versions do not tell how many ranks there were;
-- tensors of one process pass through `whole`, `parts` and `identity` as they are.
+Invariants:
+- Gradients are summed over ranks, never averaged: the loss is already divided by totals of the whole batch.
+- Parameters, gradients and optimiser state are float32. Layers are gathered in the compute dtype and everything around
+  them in float32, so activations between layers are float32, as in a single process.
+- Names and shapes are those of a single process: checkpoints and published versions are independent of the number of
+  ranks.
+- In a single process, `whole`, `part` and `identity` pass tensors through unchanged.
 
-Everything here is for all ranks at once: one that is not called while the others are leaves them waiting.
+All functions here are collective: if one rank does not call them, the others block.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,7 +29,7 @@ T = TypeVar("T")
 
 
 def shard(model: Any, mesh: DeviceMesh, compute: torch.dtype) -> None:
-    """Leave this rank its part of a model that all ranks have built alike."""
+    """Shard a model that all ranks have built identically, keeping only this rank's part."""
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     in_layers = MixedPrecisionPolicy() if compute == torch.float32 else _computed_in(compute)
     for layer in layers:
@@ -36,32 +37,32 @@ def shard(model: Any, mesh: DeviceMesh, compute: torch.dtype) -> None:
     fully_shard(model, mesh=mesh)
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            # A plain sum. Without the second, gloo would be asked for an operation that only NCCL has.
+            # A plain sum. Without the second call, FSDP would use a reduction that only NCCL has, not gloo.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All of a tensor, detached."""
+    """The full tensor, detached."""
     detached = tensor.detach()
     return detached.full_tensor() if isinstance(detached, DTensor) else detached
 
 
 def part(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Of a whole tensor, what this rank holds if it is cut as `like`."""
+    """This rank's shard of a full tensor, sharded like `like`."""
     if not isinstance(like, DTensor):
         return tensor
-    # Every rank has the whole, so nothing is sent.
+    # Every rank has the full tensor, so no data is sent.
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def identity(tensor: torch.Tensor) -> object:
-    """Equal for tensors that are one in memory. A part may be empty, and then only the object can tell."""
+    """Equal for tensors that share memory. A shard may be empty, and then only object identity can tell."""
     return id(tensor) if isinstance(tensor, DTensor) else memory_of(tensor)
 
 
 def clip(parameters: Iterable[torch.Tensor], largest: float) -> float:
-    """Scale the gradients down to this norm, over all ranks; gives the norm they had."""
+    """Clip gradients to this total norm over all ranks; returns the norm before clipping."""
     own = [parameter for parameter in parameters if parameter.grad is not None]
     norm = whole(get_total_norm([parameter.grad for parameter in own if parameter.grad is not None]))
     clip_grads_with_norm_(own, largest, norm)
@@ -69,25 +70,25 @@ def clip(parameters: Iterable[torch.Tensor], largest: float) -> float:
 
 
 def over_ranks(metrics: Metrics) -> Metrics:
-    """Those of all ranks together, to the last bit the same on each of them: they decide by it alike."""
+    """Metrics summed over all ranks, bitwise identical on each, so that all make the same decisions."""
     own = ({name: float(value) for name, value in each.items()} for each in (metrics.sums, metrics.maxima))
-    told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, tuple(own))
+    by_rank: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(by_rank, tuple(own))
     total = Metrics()
-    for sums, maxima in told:
+    for sums, maxima in by_rank:
         total = total + Metrics(_tensors(sums), _tensors(maxima))
     return total
 
 
 def gathered(found: Mapping[int, T]) -> dict[int, T]:
-    """What all ranks have found, each something else."""
-    told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, dict(found))
-    return {key: value for each in told for key, value in each.items()}
+    """Union of all ranks' entries; their keys must be disjoint."""
+    by_rank: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(by_rank, dict(found))
+    return {key: value for each in by_rank for key, value in each.items()}
 
 
 def add_up(tensors: Iterable[torch.Tensor]) -> None:
-    """Make each the sum over the ranks."""
+    """All-reduce each tensor, in place."""
     for tensor in tensors:
         dist.all_reduce(tensor)
 

@@ -1,39 +1,38 @@
-"""The torch trainer: any causal language model of `transformers`, on packed rows without padding.
+"""Torch trainer: any causal language model of `transformers`, on packed rows without padding.
 
     Train ──► items ──► mini-batches, one optimiser step each, `epochs` times over
     a step ──► micro-batches ≤ token_budget ──► log-probabilities ──► loss, backward ──► clip, AdamW
-               those without any advantage are measured, and need no backward pass
+               sequences with zero advantage are measured but skip the backward pass
     Publish ──► a copy of the weights ──► thread: buckets, digests, store           meanwhile the next Train may run
 
-What holds, besides what holds of every trainer (`worker`):
-- loss and gradient are those of the whole mini-batch, however it is cut and whoever shares a prompt: normalisers are
-  those of the mini-batch, and gradients of micro-batches add up;
-- the proximal policy is that of the weights before the first update on a claim. With one step per claim these are the
-  weights of the forward pass, and it costs nothing; with several, or with a critic, there is a pass before the first
-  of them (`look_ahead`). `mismatch` compares it with what the engines reported, every claim;
-- mini-batches are whole trajectories, cut the same way every time; the learning rate is the same for all steps of a
-  claim, and schedules count claims;
-- a step whose loss or gradient is not finite is skipped: weights, optimiser and schedule are as they were, the log
-  names the cause, and `Trained` counts it in `skipped_now`. The version is the new one all the same, because the claim
-  is spent and the run goes on: if all its steps were skipped that version has the weights of the one before, and can be
-  published and saved. The `max_skipped`-th claim in a row without a step is `TrainerFailed`, which stops the run;
-- parameters are float32, whatever the layers are computed in: with bfloat16 they are the master weights that the
-  optimiser needs, checkpoints hold them, and what is published is converted;
-- after a restore training goes on, in float32 bit by bit as it would have;
-- several ranks are one trainer: weights, versions, checkpoints and metrics are those of one process, up to the order in
-  which numbers are added. All ranks run the methods `…_everywhere` together, on the same sequences, each its share of
-  the micro-batches (`ranks`, `sharding`, `dealing`).
+Invariants, besides those of every trainer (`worker`):
+- Loss and gradient are those of the whole mini-batch, however it is split and whichever prefixes are shared:
+  normalisers are totals of the mini-batch, and gradients of micro-batches add up.
+- The proximal policy has the weights before the first update on a claim. With one step per claim these are the weights
+  of the forward pass, at no extra cost; with several steps, or with a critic, a separate pass precedes the first step
+  (`proximal_pass`). `mismatch` compares it with the engines' log-probabilities for every claim.
+- Mini-batches hold whole trajectories and are split deterministically. All steps of a claim share one learning rate;
+  schedules count claims.
+- A step with a non-finite loss or gradient is skipped: weights, optimiser and schedule are unchanged, the cause is
+  logged, and `Trained` counts it in `skipped_now`. The version still advances, because the claim is spent and the run
+  goes on: if all steps of a claim were skipped, the new version has the previous weights and can be published and
+  saved. The `max_skipped`-th claim in a row without a step is `TrainerFailed`, which stops the run.
+- Parameters are float32, whatever the layers compute in: with bfloat16 they are the optimiser's master weights and are
+  what checkpoints hold; published weights are converted.
+- Training resumes from a checkpoint as if it had never stopped, bit for bit in float32.
+- Several ranks form one trainer: weights, versions, checkpoints and metrics are those of a single process, up to the
+  order of summation. All ranks run the `…_everywhere` methods together on the same sequences, each on its shard of the
+  micro-batches (`ranks`, `sharding`, `rank_partition`).
 """
 
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 import torch
-from pydantic import Field
 
 from rollart.algo.loss import policy_loss
 from rollart.algo.metrics import Metrics
@@ -42,17 +41,16 @@ from rollart.backends.models import build_model, keep_freed_memory
 from rollart.backends.trainers import training_state
 from rollart.backends.trainers.checkpoint import Checkpoint
 from rollart.backends.trainers.critic import Critic
-from rollart.backends.trainers.dealing import deal, shortest
-from rollart.backends.trainers.look_ahead import Claim, claim_of, look_ahead
 from rollart.backends.trainers.lora import Adapter
 from rollart.backends.trainers.packed_model import PackedModel
 from rollart.backends.trainers.packing import Item, MicroBatch, Untrainable, mini_batches
+from rollart.backends.trainers.proximal_pass import Claim, claim_of, proximal_pass
 from rollart.backends.trainers.publishing import Snapshot
-from rollart.backends.trainers.ranks import Member, Ranks
+from rollart.backends.trainers.rank_partition import filler_batch, partition
+from rollart.backends.trainers.ranks import RankHandle, Ranks
 from rollart.backends.trainers.sharding import clip, over_ranks, shard, whole
 from rollart.backends.trainers.worker import TrainerWorker, TrainerWorkerSettings
-from rollart.config.algorithm import CorrectionKind, CriticSettings, LossSettings
-from rollart.config.training import LoraSettings, Schedule
+from rollart.config.algorithm import AlgorithmSettings, CorrectionKind, CriticSettings
 from rollart.ports.worker import Advance
 from rollart.types.errors import RequestError
 from rollart.types.messages import Train
@@ -64,37 +62,17 @@ logger = logging.getLogger(__name__)
 
 
 class TorchTrainerSettings(TrainerWorkerSettings):
-    token_budget: int = Field(default=2048, ge=1)
-    """Tokens of one forward and backward pass; memory grows with it, the result does not depend on it.
+    """What the torch trainer is started with."""
 
-    Enough for a CPU, where larger tensors only cost page faults; a GPU wants as many as its memory holds.
-    """
-    loss: LossSettings = LossSettings()
-    epochs: int = Field(default=1, ge=1)
-    """How often a claim is trained on."""
-    minibatches: int = Field(default=1, ge=1)
-    """Optimiser steps per epoch."""
-    critic: CriticSettings | None = None
-    """With it, advantages are made of values that are learnt here; those of the samples are not looked at."""
-    schedule: Schedule = Schedule()
-    betas: tuple[float, float] = (0.9, 0.999)
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """In which layers are computed and weights are published."""
-    gradient_checkpointing: bool = False
-    max_skipped: int = Field(default=3, ge=1)
-    """So many claims in a row without a step that is finite stop the run."""
-    ranks: int = Field(default=1, ge=1)
-    """Over so many processes weights, gradients and optimiser are cut (FSDP2); on `cuda` each has a GPU of its own."""
-    lora: LoraSettings | None = None
-    """Train an adapter instead of the model."""
+    algorithm: AlgorithmSettings = AlgorithmSettings()
 
 
 class _Update(NamedTuple):
-    """What came of one optimiser step."""
+    """Result of one optimiser step."""
 
     metrics: dict[str, float]
     skipped_for: str
-    """Empty: it was made."""
+    """Reason why the step was skipped; empty if it was made."""
     micro_batches: int
     fed_tokens: int
 
@@ -106,41 +84,50 @@ class _Update(NamedTuple):
 class TorchTrainer(TrainerWorker):
     """A trainer worker; its factory path is `rollart.backends.trainers.torch_trainer:TorchTrainer`."""
 
-    def __init__(self, settings: Mapping[str, Any], wake: Callable[[], None], *, member: Member | None = None) -> None:
-        """`member` is given to ranks other than 0: they publish and save nothing, and are told what to do."""
+    def __init__(
+        self, settings: Mapping[str, Any], wake: Callable[[], None], *, rank: RankHandle | None = None
+    ) -> None:
+        """`rank` is set on ranks other than 0, which publish and save nothing and execute the calls of rank 0."""
         own = self._settings = TorchTrainerSettings.model_validate(dict(settings))
-        self._rank = 0 if member is None else member.seat.rank
+        self._rank = 0 if rank is None else rank.info.rank
         self._ranks: Ranks | None = None
-        if own.ranks > 1 and member is None:
+        if own.trainer.ranks > 1 and rank is None:
             alike = own.model_copy(update={"store": None, "checkpoints": None})
-            self._ranks = Ranks(alike, own.ranks, own.device, wake)
+            self._ranks = Ranks(alike, own.trainer.ranks, own.trainer.device, wake)
         try:
-            self._set_up(wake, member)
+            self._set_up(wake, rank)
         except BaseException:
             self._end_ranks()
             raise
 
-    def _set_up(self, wake: Callable[[], None], member: Member | None) -> None:
+    def _set_up(self, wake: Callable[[], None], rank: RankHandle | None) -> None:
         own = self._settings
         keep_freed_memory()
         self._packed = self._build()
-        self._reference = self._build() if own.loss.kl_weight else None
-        """Frozen: the weights of the start, not those of a checkpoint."""
+        self._reference = self._build() if own.algorithm.loss.kl_weight else None
+        """Frozen initial weights, not those of a checkpoint."""
         model = self._packed.model
-        self._adapter = None if own.lora is None else Adapter(model, own.lora, source=own.model, seed=own.seed)
-        group = member or self._ranks
+        self._adapter = (
+            None if own.trainer.lora is None else Adapter(model, own.trainer.lora, source=own.model, seed=own.seed)
+        )
+        group = rank or self._ranks
         if group is not None:
             mesh = group.meet()
             for packed in (self._packed, self._reference):
                 if packed is not None:
-                    shard(packed.model, mesh, getattr(torch, own.dtype))
-        self._published_as = Snapshot(getattr(torch, own.dtype), "meta" if self._rank else "cpu")
+                    shard(packed.model, mesh, getattr(torch, own.trainer.dtype))
+        self._published_as = Snapshot(getattr(torch, own.trainer.dtype), "meta" if self._rank else "cpu")
         self._steps = 0
         self._skipped_in_a_row = 0
-        self._critic = None if own.critic is None else self._build_critic(own.critic)
+        critic = own.algorithm.critic()
+        self._critic = None if critic is None else self._build_critic(critic)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(
-            trained, lr=own.learning_rate, weight_decay=own.weight_decay, betas=own.betas, fused=True
+            trained,
+            lr=own.trainer.learning_rate,
+            weight_decay=own.trainer.weight_decay,
+            betas=own.trainer.betas,
+            fused=True,
         )
         layout = None if self._adapter is None else self._adapter.layout()
         super().__init__(own, model, optimizer, layout=layout, wake=wake)
@@ -148,10 +135,15 @@ class TorchTrainer(TrainerWorker):
     def _build(self) -> PackedModel:
         own = self._settings
         return PackedModel(
-            build_model(own.model, dtype="float32", device=own.device if own.ranks == 1 else "cpu", seed=own.seed),
+            build_model(
+                own.model,
+                dtype="float32",
+                device=own.trainer.device if own.trainer.ranks == 1 else "cpu",
+                seed=own.seed,
+            ),
             temperature=own.temperature,
-            compute=getattr(torch, own.dtype),
-            gradient_checkpointing=own.gradient_checkpointing,
+            compute=getattr(torch, own.trainer.dtype),
+            gradient_checkpointing=own.trainer.gradient_checkpointing,
         )
 
     def _build_critic(self, settings: CriticSettings) -> Critic:
@@ -159,10 +151,10 @@ class TorchTrainer(TrainerWorker):
         return Critic(
             settings,
             int(self._packed.model.config.get_text_config().hidden_size),
-            learning_rate=own.learning_rate,
-            max_grad_norm=own.max_grad_norm,
-            device=torch.device(own.device),
-            ranks=own.ranks,
+            learning_rate=own.trainer.learning_rate,
+            max_grad_norm=own.trainer.max_grad_norm,
+            device=torch.device(own.trainer.device),
+            ranks=own.trainer.ranks,
         )
 
     def advance(self, now: float) -> Advance:
@@ -181,7 +173,7 @@ class TorchTrainer(TrainerWorker):
             self._ranks.close()
 
     def _together(self, work: Callable[..., T], *args: Any) -> T:
-        """Have all ranks call this method of theirs; gives what it returned here."""
+        """Call this method on all ranks; returns the local result."""
         return work(*args) if self._ranks is None else self._ranks.do(work, *args)
 
     # --- weights
@@ -199,7 +191,7 @@ class TorchTrainer(TrainerWorker):
         return base if self._rank else self._adapter.full_version(base, factors)
 
     def _kind(self) -> WeightKind:
-        lora = self._settings.lora
+        lora = self._settings.trainer.lora
         if lora is None or lora.publish == "merged" or self._publisher.base is None:
             return WeightKind.FULL
         return WeightKind.ADAPTER
@@ -217,7 +209,7 @@ class TorchTrainer(TrainerWorker):
         return self._kept(super()._moments_to_save())
 
     def _kept(self, tensors: training_state.Tensors) -> training_state.Tensors:
-        """Whole, one after the other, on the CPU of rank 0."""
+        """Full tensors, gathered one at a time, on the CPU of rank 0."""
         kept = {}
         for name, tensor in tensors.items():
             gathered = whole(tensor)
@@ -236,8 +228,8 @@ class TorchTrainer(TrainerWorker):
         own = None if self._adapter is None else self._adapter.fingerprint
         if own is not None and checkpoint.facts.get("base", own) != own:
             raise RequestError(
-                f"checkpoint {checkpoint.folder} is an adapter on another model; give the trainer the model, or the "
-                "config and the seed, that it was trained on, or another folder for checkpoints"
+                f"checkpoint {checkpoint.folder} is an adapter on a different model; give the trainer the model (or "
+                "config and seed) it was trained on, or another folder for checkpoints"
             )
         super()._restore(checkpoint)
         self._steps = int(checkpoint.facts["steps"])
@@ -258,11 +250,15 @@ class TorchTrainer(TrainerWorker):
         own = self._settings
         rows = claim.rows
         before: dict[str, float] = {}
-        if rows and (self._critic is not None or own.epochs * own.minibatches > 1):
-            rows, before = look_ahead(self._packed, self._critic, claim, own.token_budget, own.ranks, self._rank)
-        share = own.schedule.share(self._steps)
+        if rows and (self._critic is not None or own.algorithm.epochs * own.algorithm.minibatches > 1):
+            rows, before = proximal_pass(
+                self._packed, self._critic, claim, own.trainer.token_budget, own.trainer.ranks, self._rank
+            )
+        share = own.trainer.schedule.share(self._steps)
         updates = [
-            self._update(train, part, share) for _ in range(own.epochs) for part in mini_batches(rows, own.minibatches)
+            self._update(train, part, share)
+            for _ in range(own.algorithm.epochs)
+            for part in mini_batches(rows, own.algorithm.minibatches)
         ]
         skipped = sum(not update.finite for update in updates)
         if skipped < len(updates):
@@ -274,7 +270,7 @@ class TorchTrainer(TrainerWorker):
         summary |= {
             "tokens": float(sum(row.targets.size for row in rows)),
             "sequences": float(len(rows)),
-            "learning_rate": own.learning_rate * share,
+            "learning_rate": own.trainer.learning_rate * share,
             "updates": float(len(updates) - skipped),
             "skipped": float(self._skipped),
             "skipped_now": float(skipped),
@@ -286,19 +282,19 @@ class TorchTrainer(TrainerWorker):
     # --- one optimiser step
 
     def _update(self, train: Train, rows: Sequence[Item], share: float) -> _Update:
-        """Of one mini-batch."""
+        """Train on one mini-batch."""
         own = self._settings
         self._clear()
         moving, still = self._moving(rows)
-        # First, because only a backward pass leaves the weights of several ranks cut, each with its gradient.
+        # First, because only a backward pass leaves the weights resharded, with gradients on every rank.
         with torch.no_grad():
             seen, cut_still = self._passes(still, rows)
         metrics, cut = self._passes(moving, rows)
         metrics, batches = metrics + seen, cut + cut_still
-        if own.ranks > 1:
+        if own.trainer.ranks > 1:
             metrics = over_ranks(metrics)
         summary = metrics.summary()
-        summary["grad_norm"] = clip(self._model.parameters(), own.max_grad_norm)
+        summary["grad_norm"] = clip(self._model.parameters(), own.trainer.max_grad_norm)
         if self._critic is not None:
             summary["value_grad_norm"] = self._critic.clip()
         broken = [
@@ -306,40 +302,41 @@ class TorchTrainer(TrainerWorker):
         ]
         skipped_for = ""
         if broken:
-            told = ", ".join(f"{name} {summary[name]:g}" for name in broken)
-            skipped_for = self._skip(train, f"{told}: {self._culprit(rows)}")
+            values = ", ".join(f"{name} {summary[name]:g}" for name in broken)
+            skipped_for = self._skip(train, f"{values}: {self._culprit(rows)}")
         else:
             self._apply(share)
         self._clear()
         return _Update(summary, skipped_for, len(batches), sum(batch.tokens for batch in batches))
 
     def _moving(self, rows: Sequence[Item]) -> tuple[Sequence[Item], Sequence[Item]]:
-        """Those that the gradient comes from, and those that are only measured: where all of a group got the same
-        reward nobody has an advantage, and nothing to go back for."""
-        loss = self._settings.loss
+        """Split rows into those with a gradient and those that are only measured. Sequences with zero advantage, as in
+        a group with equal rewards, skip the backward pass."""
+        loss = self._settings.algorithm.loss
         if self._critic is not None or loss.kl_weight or loss.entropy_weight:
             return rows, ()
         moving = [row for row in rows if row.advantages.any()]
         if not moving:
-            return rows, ()  # a step without gradients is no step: moments would not decay
+            return rows, ()  # keep a step of zero gradients: without one, moments would not decay
         return moving, [row for row in rows if not row.advantages.any()]
 
     def _passes(self, part: Sequence[Item], rows: Sequence[Item]) -> tuple[Metrics, list[MicroBatch]]:
-        """A part of the mini-batch `rows`, forward and, where gradients are wanted, backward; gives how it was cut."""
+        """Forward and, where gradients are enabled, backward over part of the mini-batch `rows`; returns its
+        micro-batches."""
         own = self._settings
-        dealt = deal(part, own.token_budget, own.ranks)
+        parts = partition(part, own.trainer.token_budget, own.trainer.ranks)
         metrics = Metrics()
-        for batch in dealt.hands[self._rank]:
+        for batch in parts.shards[self._rank]:
             loss, measured = self._loss(batch, rows)
             if loss.requires_grad:
                 loss.backward()  # type: ignore[no-untyped-call]
             metrics = metrics + measured
-        for _ in range(dealt.passes - len(dealt.hands[self._rank])):
-            # In every pass all ranks put the layers together, also those that have nothing left to compute.
-            loss, _nothing = self._loss(shortest(rows), rows)
+        for _ in range(parts.passes - len(parts.shards[self._rank])):
+            # All ranks gather the layers in every pass, including ranks with nothing left to compute.
+            loss, _nothing = self._loss(filler_batch(rows), rows)
             if loss.requires_grad:
                 (0.0 * loss).backward()  # type: ignore[no-untyped-call]
-        return metrics, dealt.batches
+        return metrics, parts.batches
 
     def _clear(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
@@ -347,9 +344,11 @@ class TorchTrainer(TrainerWorker):
             self._critic.clear()
 
     def _loss(self, batch: MicroBatch, rows: Sequence[Item]) -> tuple[torch.Tensor, Metrics]:
-        """The share of one micro-batch in the loss of the batch."""
+        """Contribution of one micro-batch to the loss of the mini-batch."""
         own = self._settings
-        scores = self._packed.scores(batch, entropy=own.loss.entropy_weight > 0, hidden=self._critic is not None)
+        scores = self._packed.scores(
+            batch, entropy=own.algorithm.loss.entropy_weight > 0, hidden=self._critic is not None
+        )
         reference = None
         if self._reference is not None:
             with torch.no_grad():
@@ -358,7 +357,7 @@ class TorchTrainer(TrainerWorker):
         device = scores.logprobs.device
         total_tokens = sum(row.targets.size for row in rows)
         loss, metrics = policy_loss(
-            own.loss,
+            own.algorithm.loss,
             PackedBatch(
                 logprobs=scores.logprobs,
                 behaviour=torch.from_numpy(np.concatenate([member.behaviour for member in members])).to(device),
@@ -380,52 +379,52 @@ class TorchTrainer(TrainerWorker):
         return loss, metrics
 
     def _proximal(self, logprobs: torch.Tensor, members: Sequence[Item]) -> torch.Tensor | None:
-        """Only a correction tells the proximal policy from the one that sampled; without one, the ratio spans both."""
-        if self._settings.loss.correction.kind is CorrectionKind.NONE:
+        """Only a correction distinguishes the proximal from the behaviour policy; without one, the ratio spans both."""
+        if self._settings.algorithm.loss.correction.kind is CorrectionKind.NONE:
             return None
         known = [member.proximal for member in members if member.proximal is not None]
         return torch.from_numpy(np.concatenate(known)).to(logprobs.device) if known else logprobs.detach()
 
     def _apply(self, share: float) -> None:
         for group in self._optimizer.param_groups:
-            group["lr"] = self._settings.learning_rate * share
+            group["lr"] = self._settings.trainer.learning_rate * share
         self._optimizer.step()
         if self._critic is not None:
             self._critic.apply(share)
 
     def _skip(self, train: Train, cause: str) -> str:
-        """The step is not made; gives what is wrong with it."""
+        """Record that the step was not made; returns the reason."""
         self._skipped += 1
         what = f"the step of claim {train.claim} to {train.version} is not finite ({cause})"
-        logger.warning("%s and was skipped: the weights are unchanged", what)
+        logger.warning("%s and was skipped; the weights are unchanged", what)
         return what
 
     def _count_skipped(self, cause: str) -> None:
-        """A claim without a step."""
+        """Count a claim without a step; raises after `max_skipped` in a row."""
         self._skipped_in_a_row += 1
-        if self._skipped_in_a_row >= self._settings.max_skipped:
+        if self._skipped_in_a_row >= self._settings.trainer.max_skipped:
             raise Untrainable(
-                f"{cause}. It is the {self._skipped_in_a_row}. in a row, {self._skipped} were skipped so far, and the "
-                "weights are those of before. Look at the batch's advantages and log-probabilities, or lower the "
-                "learning rate."
+                f"{cause}. Skipped {self._skipped_in_a_row} claims in a row and {self._skipped} steps so far; the "
+                "weights are unchanged. Check the batch's advantages and log-probabilities, or lower the learning "
+                "rate."
             )
 
     def _culprit(self, rows: Sequence[Item]) -> str:
-        """Who it was, as far as that can be told from the outside."""
+        """Most likely cause of a non-finite step."""
         for name, parameter in self._model.named_parameters():
             if not whole(parameter).isfinite().all():
                 return f"the weights of {name} are not finite"
         for row in rows:
             if not np.isfinite(row.advantages).all():
                 worst = row.advantages[~np.isfinite(row.advantages)][0]
-                return f"trajectory {row.trajectory} has the advantage {worst:g}"
+                return f"trajectory {row.trajectory} has advantage {worst:g}"
             if not np.isfinite(row.behaviour).all():
-                return f"trajectory {row.trajectory} has log-probabilities from the engine that are not finite"
-        return "its inputs and the weights are finite, so it overflowed on the way"
+                return f"trajectory {row.trajectory} has non-finite log-probabilities from the engine"
+        return "inputs and weights are finite, so the computation overflowed"
 
 
 def _mean(updates: Sequence[_Update]) -> dict[str, float]:
-    """Over the steps of a claim. One in which nothing is trained is reported like one that changes nothing."""
+    """Mean over the steps of a claim. A claim without trained tokens is reported as a step that changes nothing."""
     metrics = {"loss": 0.0, "ratio_mean": 0.0, "mismatch": 0.0, "grad_norm": 0.0}
     for name in {name: None for update in updates for name in update.metrics}:
         values = [update.metrics[name] for update in updates if name in update.metrics]

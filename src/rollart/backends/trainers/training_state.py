@@ -1,16 +1,16 @@
-"""A model, its optimiser and the random generators, as the files of a checkpoint and back.
+"""Serialisation of a model, its optimiser and the random generators to the files of a checkpoint and back.
 
-What holds: bytes are those of the tensors, so training goes on as if it had never stopped; the folder is one that
-`AutoModelForCausalLM.from_pretrained` loads as it is; all tensors are safetensors, so that loading runs no code.
+Invariants: tensors round-trip byte for byte, so training resumes as if it had never stopped; the folder loads with
+`AutoModelForCausalLM.from_pretrained` as it is; all tensors are safetensors, so loading runs no code.
 
     config.json             the model's configuration
-    generation_config.json  and the tokenizer's files: as they were beside the model that training started from
-    model.safetensors       its weights; tensors that share their memory are there once
+    generation_config.json  and the tokenizer's files: copied from the model that training started from
+    model.safetensors       its weights; tensors that share memory are stored once
     optimizer.safetensors   AdamW's state, `<parameter>/<field>`: exp_avg, exp_avg_sq, step
-    random.safetensors      the default generators: cpu, and cuda where the model is there
-    critic.safetensors      where there is one: the value head and its optimiser
+    random.safetensors      the default generators: cpu, and cuda if the model is there
+    critic.safetensors      with a critic: the value head and its optimiser
 
-A trainer that does not train the model itself has another `Layout` for the first and the third (`lora`).
+A trainer that does not train the model itself uses a different `Layout` for the first and third (`lora`).
 """
 
 import copy
@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save
 
 from rollart.backends.models import _RANDOM, ModelSetting
 from rollart.backends.stores.tensors import verify_fit
-from rollart.backends.trainers.checkpoint import TOKENIZER_FILES, Checkpoint
+from rollart.backends.trainers.checkpoint import TOKENIZER_FILES, Checkpoint, write_folder
 from rollart.backends.trainers.sharding import identity, part
 from rollart.types.errors import RequestError, WeightError
 
@@ -42,13 +42,13 @@ Files = Iterator[tuple[str, bytes]]
 
 
 class Layout(NamedTuple):
-    """What of a model a checkpoint holds."""
+    """The part of a model that a checkpoint holds."""
 
     config: str
     described: bytes
     file: str
     tensors: Callable[[], Tensors]
-    """Those of `file`, as they are trained; a rank gives its part of each."""
+    """Tensors of `file`, as trained; each rank returns its shard of each."""
 
 
 def whole_model(model: Any) -> Layout:
@@ -56,7 +56,8 @@ def whole_model(model: Any) -> Layout:
 
 
 def source_files(setting: ModelSetting, model: Any) -> dict[str, bytes]:
-    """What lies beside a model's weights and is the same in all its checkpoints. Read once: the folder may go."""
+    """Files beside a model's weights that are the same in all its checkpoints. Read once, as the folder may
+    be removed."""
     if isinstance(setting, str):
         paths = [path for name in SOURCE_FILES if (path := Path(setting) / name).is_file()]
         found = {path.name: path.read_bytes() for path in paths}
@@ -67,13 +68,19 @@ def source_files(setting: ModelSetting, model: Any) -> dict[str, bytes]:
 
 
 def model_files(layout: Layout, source: Mapping[str, bytes], weights: Callable[[], Tensors]) -> Files:
-    """The model alone; each file by its name, made when it is asked for: only one is in memory at a time.
+    """Files of the model alone, generated lazily: only one is in memory at a time.
 
-    `weights` gives the tensors of the layout, whole.
+    `weights` returns the full tensors of the layout.
     """
     yield layout.config, layout.described
     yield from source.items()
-    yield layout.file, _packed(weights(), {"format": "pt"})  # the mark that transformers asks for
+    yield layout.file, _packed(weights(), {"format": "pt"})  # transformers requires this marker
+
+
+def write_model(folder: Path, setting: ModelSetting, model: Any) -> None:
+    """A folder that `AutoModelForCausalLM.from_pretrained` loads, with the files beside the model it was built from."""
+    layout = whole_model(model)
+    write_folder(folder, model_files(layout, source_files(setting, model), layout.tensors))
 
 
 def files(
@@ -84,21 +91,22 @@ def files(
     weights: Callable[[], Tensors],
     moments: Callable[[], Tensors],
 ) -> Files:
-    """All of it, likewise; `moments` gives those of the optimiser."""
+    """All files of a checkpoint, generated lazily; `moments` returns the optimiser's state."""
     yield from model_files(layout, source, weights)
     yield OPTIMIZER, _packed(moments())
     yield RANDOM, _packed(_random_state(device))
 
 
 def restore(checkpoint: Checkpoint, layout: Layout, model: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Make these what they were. Hyper-parameters are those of the settings, which may have been changed since."""
+    """Restore model, optimiser and generators. Hyper-parameters come from the settings, which may have
+    changed since."""
     saved, own = _read(checkpoint.file(layout.file)), layout.tensors()
     try:
         verify_fit(saved, own, checkpoint.version)
     except WeightError as error:
         raise RequestError(
-            f"checkpoint {checkpoint.folder} is not of this model: {error} "
-            "Give the trainer the model of the checkpoint, or another folder for checkpoints."
+            f"checkpoint {checkpoint.folder} does not fit this model: {error} "
+            "Give the trainer the checkpoint's model, or another folder for checkpoints."
         ) from error
     with torch.no_grad():
         for name, tensor in own.items():
@@ -108,18 +116,18 @@ def restore(checkpoint: Checkpoint, layout: Layout, model: Any, optimizer: torch
 
 
 def module_state(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> bytes:
-    """A module that is trained beside the model and its optimiser, as one file."""
+    """A module trained beside the model, with its optimiser, as one file."""
     return _packed({**module.state_dict(), **{_OF_OPTIMIZER + key: v for key, v in moments(module, optimizer).items()}})
 
 
 def restore_module(path: Path, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Make these what they were."""
+    """Restore a module and its optimiser."""
     saved = _read(path)
     flat = {key.removeprefix(_OF_OPTIMIZER): saved.pop(key) for key in list(saved) if key.startswith(_OF_OPTIMIZER)}
     try:
         module.load_state_dict(saved)
     except RuntimeError as error:
-        raise RequestError(f"{path} is not of this model: {error}. Give another folder for checkpoints.") from error
+        raise RequestError(f"{path} does not fit this model: {error}. Use another folder for checkpoints.") from error
     _unflatten(flat, path.parent, module, optimizer)
 
 
@@ -130,11 +138,11 @@ def _packed(tensors: Tensors, metadata: dict[str, str] | None = None) -> bytes:
 
 def _read(path: Path) -> dict[str, torch.Tensor]:
     try:
-        # A copy of its own for each tensor: the optimiser writes in place, and the file goes when its time has come.
+        # Clone each tensor: the optimiser writes in place, and the file may be pruned later.
         return {name: tensor.clone() for name, tensor in load_file(path).items()}
     except SafetensorError as error:
         raise RequestError(
-            f"{path} is not safetensors ({error}), and nothing else is read; remove the folder"
+            f"{path} is not safetensors ({error}), and no other format is read; remove the folder"
         ) from error
 
 
@@ -146,7 +154,7 @@ def _config(model: Any) -> bytes:
 
 
 def weights(model: Any) -> dict[str, torch.Tensor]:
-    """The state dict, with every piece of memory under the first of its names."""
+    """The state dict, with shared memory only under its first name."""
     seen: set[object] = set()
     kept = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -159,7 +167,7 @@ def weights(model: Any) -> dict[str, torch.Tensor]:
 
 
 def moments(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The optimiser's state, flat."""
+    """The optimiser's state, flattened."""
     state = optimizer.state
     return {
         f"{name}/{field}": value
@@ -176,14 +184,14 @@ def _unflatten(flat: Tensors, folder: Path, model: Any, optimizer: torch.optim.O
     for key, value in flat.items():
         name, _, field = key.rpartition("/")
         if name not in index:
-            raise RequestError(f"checkpoint {folder} has optimiser state of {name!r}, which this model does not have")
+            raise RequestError(f"checkpoint {folder} has optimiser state for {name!r}, which this model lacks")
         parameter = parameters[index[name]][1]
-        scalar = not value.dim()  # the number of steps is not cut over ranks
+        scalar = not value.dim()  # the step count is not sharded
         state.setdefault(index[name], {})[field] = value if scalar else part(value, like=parameter)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-# Whoever reads or sets the default generators must be alone with them, hence the lock of `models`.
+# The default generators are global, hence the lock of `models` around every access.
 def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
     with _RANDOM:
         state = {"cpu": torch.get_rng_state()}

@@ -1,12 +1,12 @@
-"""The worker of a trainer, whatever it trains with: commands in order, claims once, publication and checkpoints.
+"""Base class of trainer workers: ordered commands, de-duplicated claims, publication and checkpoints.
 
-What holds:
-- a claim is trained once: a doubled `Train` is answered again and changes nothing;
-- a command that fails leaves the weights as they were;
-- answers come in the order of the commands, also where a version is published while the next step is computed: then
-  `Trained` waits for the `Published` before it;
-- `Publish` and `Save` wait for the version that is on its way; `Train` does not;
-- a trainer that starts where a checkpoint lies goes on from it.
+Invariants:
+- A claim is trained once: a duplicate `Train` gets the same answer and changes nothing.
+- A failed command leaves the weights unchanged.
+- Answers come in the order of the commands, even if a version is published during the next step: `Trained` then waits
+  for the `Published` before it.
+- `Publish` and `Save` wait for a publication in flight; `Train` does not.
+- A trainer that finds a checkpoint at start resumes from it.
 """
 
 from abc import ABC, abstractmethod
@@ -25,6 +25,7 @@ from rollart.backends.trainers.checkpoint import Checkpoint, Checkpoints, NotSav
 from rollart.backends.trainers.packing import Untrainable
 from rollart.backends.trainers.publishing import Publisher
 from rollart.config.base import Strict
+from rollart.config.training import KEEP_CHECKPOINTS, TrainerSettings
 from rollart.ports.worker import Advance
 from rollart.types.errors import InvariantBroken
 from rollart.types.ids import ClaimId
@@ -46,34 +47,31 @@ from rollart.types.versions import Version
 from rollart.types.weights import WeightKind
 
 REMEMBERED_CLAIMS = 1024
-"""Of so many claims a doubled `Train` is recognised."""
+"""Number of claims kept for de-duplication of `Train`."""
 
 
 class TrainerWorkerSettings(Strict):
-    """What every trainer is told."""
+    """What a trainer is started with: the `[trainer]` of the run, and what only the run knows."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
     model: str | dict[str, Any]
     store: Any
-    """A `WeightStore`, where versions are published."""
+    """The `WeightStore` that versions are published to."""
+    trainer: TrainerSettings = TrainerSettings()
     seed: int = 0
-    """Of the random weights of a model given by its config."""
-    learning_rate: float = Field(default=1e-6, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Seed of the random weights of a model given by its config."""
     temperature: float = Field(default=1.0, gt=0)
-    """The one that the engines sample with."""
+    """Sampling temperature of the engines."""
     bucket_bytes: int = Field(default=64 * 2**20, ge=1)
     keep_versions: int = Field(default=2, ge=1)
     checkpoints: str | None = None
-    """The folder that `Save` writes to, and that a trainer starts from if it holds a checkpoint."""
-    keep_checkpoints: int = Field(default=2, ge=1)
-    device: str = "cpu"
+    """Folder that `Save` writes to; if it holds a checkpoint, the trainer starts from it."""
+    keep_checkpoints: int = Field(default=KEEP_CHECKPOINTS, ge=1)
 
 
 class TrainerWorker(ABC):
-    """The common part; a trainer says how a step is made and what else its checkpoints hold."""
+    """Common part of trainers; subclasses implement the step and may add to checkpoints."""
 
     def __init__(
         self,
@@ -84,9 +82,9 @@ class TrainerWorker(ABC):
         layout: training_state.Layout | None = None,
         wake: Callable[[], None] | None = None,
     ) -> None:
-        """With `wake`, versions are published by a thread, from `_snapshot`; without, by the command itself.
+        """With `wake`, versions are published by a thread, from `_snapshot`; without, synchronously.
 
-        `layout` says what checkpoints hold; without, it is the whole model.
+        `layout` is what checkpoints hold; the default is the whole model.
         """
         self._model = model
         self._optimizer = optimizer
@@ -97,19 +95,19 @@ class TrainerWorker(ABC):
         self._source_files = training_state.source_files(settings.model, model)
         self._skipped = 0
         self._version: Version | None = None
-        """What the last trained step made of the weights."""
+        """Version of the last trained step."""
         self._name: Version | None = None
-        """What the weights were last called, by `Train` or by `Publish`: the version that can be saved."""
+        """Current name of the weights, from `Train` or `Publish`: the version that can be saved."""
         self._renaming: Version | None = None
-        """What the weights will be called once it is published."""
+        """Name of the weights once their publication succeeds."""
         self._answers: dict[ClaimId, Trained | TrainerFailed] = {}
         self._commands: deque[WorkerCommand] = deque()
         self._due: deque[Future[Any]] = deque()
-        """Answers of commands that were begun, in order."""
+        """Answers of started commands, in order."""
         self._publication: Future[Any] | None = None
         self._checkpoints: Checkpoints | None = None
         self._saved: Version | None = None
-        """The newest checkpoint."""
+        """Version of the newest checkpoint."""
         if settings.checkpoints is not None:
             self._checkpoints = Checkpoints(Path(settings.checkpoints), keep=settings.keep_checkpoints)
             checkpoint = self._checkpoints.newest()
@@ -132,7 +130,7 @@ class TrainerWorker(ABC):
             self._settle_publication()
         events: list[WorkerEvent] = []
         while self._due and self._due[0].done():
-            # Raises what the publishing thread raised: then this worker is dead.
+            # Re-raises an error of the publishing thread, which ends this worker.
             events.append(self._due.popleft().result())
         return Advance(events, now if self._commands and not self._blocked() else None)
 
@@ -140,19 +138,19 @@ class TrainerWorker(ABC):
         self._commands.clear()
         self._publisher.close()
 
-    # --- what a trainer adds
+    # --- hooks for trainers
 
     @abstractmethod
     def _step(self, train: Train) -> dict[str, float]:
-        """All optimiser steps of a claim, and their metrics; raises `Untrainable` with the weights as they were."""
+        """All optimiser steps of a claim; returns their metrics. Raises `Untrainable` with the weights unchanged."""
 
     def _snapshot(self) -> Mapping[str, torch.Tensor]:
-        """The weights that are published, under the names and in the types that engines get."""
+        """The weights to publish, with the names and dtypes that engines get."""
         tensors: Mapping[str, torch.Tensor] = self._model.state_dict()
         return tensors
 
     def _kind(self) -> WeightKind:
-        """What `_snapshot` gives."""
+        """Kind of the version that `_snapshot` returns."""
         return WeightKind.FULL
 
     def _weights_to_save(self) -> training_state.Tensors:
@@ -162,7 +160,7 @@ class TrainerWorker(ABC):
         return training_state.moments(self._model, self._optimizer)
 
     def _facts(self) -> dict[str, Any]:
-        """What a checkpoint holds besides tensors."""
+        """Non-tensor contents of a checkpoint."""
         group = self._optimizer.param_groups[0]
         return {
             "skipped": self._skipped,
@@ -175,7 +173,7 @@ class TrainerWorker(ABC):
         self._version = self._name = self._saved = checkpoint.version
 
     def _extra_files(self) -> Iterable[tuple[str, bytes]]:
-        """Files of a checkpoint besides those of the model and its optimiser."""
+        """Further files of a checkpoint, besides model and optimiser."""
         return ()
 
     # --- commands
@@ -194,7 +192,7 @@ class TrainerWorker(ABC):
             case Save(version):
                 return _answered(self._save(version))
             case other:
-                raise InvariantBroken(f"a trainer does not take {type(other).__name__}; this is a bug of rollart")
+                raise InvariantBroken(f"a trainer does not accept {type(other).__name__}; this is a bug in rollart")
 
     def _settle_publication(self) -> None:
         if self._publication is None or not self._publication.done():
@@ -226,11 +224,11 @@ class TrainerWorker(ABC):
 
     def _save(self, version: Version) -> Saved | SaveFailed:
         if self._checkpoints is None:
-            return SaveFailed(version, f"{version} has no folder for checkpoints; set `checkpoints` of the trainer")
+            return SaveFailed(version, f"cannot save {version}: set `checkpoints` of the trainer to a folder")
         if version == self._saved:
-            return Saved(version)  # a doubled command
+            return Saved(version)  # a duplicate command
         if version != self._name:
-            return SaveFailed(version, f"the weights are those of {self._name}, and only those can be saved")
+            return SaveFailed(version, f"cannot save {version}: the trainer holds the weights of {self._name}")
         files = chain(
             training_state.files(
                 self._layout,

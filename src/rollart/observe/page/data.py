@@ -13,7 +13,7 @@ from rollart.observe.page.slots import Failure, Slot
 from rollart.observe.page.timeline import Timeline, TimelineFold
 from rollart.observe.report import Report
 from rollart.observe.steps import EvalRecord, Record, StepFold, StepRecord
-from rollart.types.journal import JournalEvent
+from rollart.types.journal import JournalEvent, TimeUse
 
 MOST_STEPS = 1000
 """Points of a curve: of a longer run every other step is left out, or more."""
@@ -71,11 +71,11 @@ def gather(
     report = report or Report()
     when = timeline.finish()
     records = _whole(folder / LINES, steps)
-    if not report.ended:
+    if report.stop is None:
         report.seconds, report.steps = when.seconds, records.steps[-1].step if records.steps else 0
     slots = timeline.slots
     answers = sum(slot.resets + slot.rounds for slot in slots.slots.values())
-    busy_s = report.pools.get("environments", {}).get("busy")
+    busy_s = report.pools.get("environments", {}).get(TimeUse.BUSY)
     return PageData(
         name=report.name or folder.absolute().name,
         folder=folder.absolute().name,
@@ -124,7 +124,7 @@ class _Steps:
 def _whole(lines: Path, steps: _Steps) -> _Records:
     """Steps and evaluations in order: those of the journal and, where that is pruned, those of the metrics.
 
-    A step that was rolled back and trained again is told as it was trained last.
+    Of a step that was rolled back and trained again, the last record counts.
     """
     trained: dict[int, StepRecord] = {}
     evaluated: dict[tuple[int, str], EvalRecord] = {}

@@ -23,7 +23,7 @@ def render(data: PageData) -> str:
 
 
 def as_script_text(json: str) -> str:
-    r"""JSON that means the same and can stand inside an element, whatever is said in it.
+    r"""JSON that means the same and can stand inside an element, whatever it contains.
 
     >>> as_script_text('["</script>"]')
     '["\\u003c/script\\u003e"]'

@@ -187,7 +187,7 @@
     const values = rounds.length ? rounds.map((e) => e.mean_reward) : rewards;
     // The scripts of built-in tasks are scored by success, and so is the agent; elsewhere a reward is any number.
     const say = scripts.length ? share : number;
-    const measure = !rounds.length ? "reward of the first and last batch" : scripts.length ? "held-out success" : "held-out reward";
+    const measure = !rounds.length ? "reward at the first and last step" : scripts.length ? "held-out success" : "held-out reward";
     const card = h("div", { class: "card" }, h("p", { class: "what" }, h("b", {}, task), h("span", {}, measure)));
     if (!values.length) { card.append(h("p", { class: "muted" }, "nothing was measured")); return card; }
     const first = values[0], last = values[values.length - 1];
@@ -213,7 +213,7 @@
   function answer() {
     document.title = `${D.name}: rollart report`;
     byId("name").textContent = D.name;
-    const ended = R.ended === "done" ? "done" : R.ended ? "stopped" : "not ended";
+    const ended = R.stop === "done" ? "done" : R.stop ? "stopped" : "not ended";
     byId("about").textContent = `${R.mode || "unknown mode"} · α = ${R.alpha} · seed ${R.seed} · ${plural(R.steps, "step")} · ${ended} · folder ${D.folder}`;
     byId("tasks").append(...tasks.map(taskCard));
     const worst = Math.max(0, ...Object.keys(R.staleness).map(Number));
@@ -236,8 +236,8 @@
   function attention() {
     const out = [];
     const link = (text, id) => h("a", { href: `#${id}` }, text);
-    if (!R.ended) out.push(`The run did not end: its journal stops after ${seconds(R.seconds)}, with ${plural(R.open_trajectories, "trajectory", "trajectories")} open.`);
-    else if (R.ended !== "done") out.push(`The run stopped: ${R.ended}`);
+    if (!R.stop) out.push(`The run did not end: its journal stops after ${seconds(R.seconds)}, with ${plural(R.open_trajectories, "trajectory", "trajectories")} open.`);
+    else if (R.stop !== "done") out.push(`The run stopped: ${R.ended}`);
     if (!D.complete) out.push("The journal has holes, so there are no totals.");
     if (D.audit.pruned) out.push(`The first ${count(D.audit.pruned)} events are pruned: timeline and environments show what came after them, totals and curves the whole run.`);
     for (const violation of D.audit.listed.slice(0, 5)) out.push(`Audit: ${violation}`);
@@ -263,7 +263,7 @@
       const rings = heldOut(task).map((e) => [e.step, e.mean_reward]);
       if (!points.length && !rings.length) continue;
       const best = scriptsOf(task).slice(-2).map(([name, value]) => ({ name: `script: ${name}`, value }));
-      node.append(lineChart({ title: task, unit: "mean reward", low: 0, high: best.length ? 1 : undefined, levels: best, lines: [{ name: "batch", points, smooth: smoothed(points), rings, colour: colours[index % 6] }] }));
+      node.append(lineChart({ title: task, unit: "mean reward", low: 0, high: best.length ? 1 : undefined, levels: best, lines: [{ name: "training", points, smooth: smoothed(points), rings, colour: colours[index % 6] }] }));
     }
     if (!node.children.length) node.append(h("p", { class: "muted" }, "No step was trained and nothing was evaluated yet."));
   }

@@ -43,7 +43,7 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     versions: tuple[str, ...]
     parts: tuple[Part, ...]
     left_out: int = 0
-    """Observations and answers at its end that are not told."""
+    """Number of observations and answers at its end that are left out."""
 
 
 MOST_SAMPLES = 60

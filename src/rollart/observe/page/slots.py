@@ -8,11 +8,10 @@ of any other step is known together with the turn after it.
 import msgspec
 
 from rollart.types import journal as j
-from rollart.types.errors import OVERDUE
+from rollart.types.failures import FailureKind
 from rollart.types.ids import GroupId, TrajectoryId
-from rollart.types.trajectory import Outcome
+from rollart.types.trajectory import FAILURES, Outcome
 
-FAILED = (Outcome.ENV_FAILED, Outcome.ENGINE_FAILED, Outcome.REWARD_FAILED)
 MOST_FAILURES = 200
 MOST_SLOTS = 20
 RESET, TURN, STEP = "reset", "turn", "step"
@@ -145,7 +144,7 @@ class SlotFold:
         if open is None:
             return None
         slot, seconds = open.slot, at - open.since
-        if event.outcome not in FAILED:
+        if event.outcome not in FAILURES:
             if event.reward is not None:
                 self._lasted(slot, at, seconds, "step and reward")
             return None
@@ -158,7 +157,7 @@ class SlotFold:
             part=slot.name,
             outcome=event.outcome.value,
             what=open.stage,
-            hung=OVERDUE in event.cause,
+            hung=event.failure is FailureKind.DEADLINE,
             cause=event.cause,
             done="another trajectory took its place",
         )

@@ -1,0 +1,1 @@
+"""Composition root: a run from request to report, its folder, and the Python API."""

@@ -1,0 +1,201 @@
+"""The Python API: `run`, and tasks that take classes and functions in place of factory paths.
+
+Invariants: `run` does exactly what `rollart train` does with the same config: same checks, same folder, same resume. It
+raises the errors that the command would print (`rollart.types.errors`), and never exits the process.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rollart.app.interruption import in_own_thread
+from rollart.app.naming import factory_path
+from rollart.app.running import RuntimeKind, Tables, carry_out, new_run, newest_checkpoint, require, resumed_run, say
+from rollart.config.base import Strict
+from rollart.config.load import check, load_toml
+from rollart.config.schema import RunConfig, TaskSettings
+from rollart.config.suggest import did_you_mean
+from rollart.observe.report import Report
+from rollart.ports.factory import SESSION, file_being_loaded
+from rollart.types.errors import RequestError
+
+ONE_POOL: Tables = {"pools": {"local": {}}}
+"""Base of a run without a config: one engine."""
+TINY_MODEL: Tables = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+}
+BYTE_VOCABULARY = 260
+
+
+class Task(TaskSettings):
+    """A `TaskSettings` whose environment and reward may be given as objects.
+
+    `environment`: a class with Gymnasium's interface on text, or a `rollart.TextEnvironment`; or a factory of one.
+    `reward`: a function from a `rollart.ScoreRequest` to a number; by default the sum of the environment's rewards.
+    Workers import both by name, so both must be at the top level of a file or, on the inline runtime, of a notebook.
+    """
+
+    def __init__(
+        self,
+        environment: Callable[..., Any] | str,
+        reward: Callable[..., float] | str | None = None,
+        **settings: Any,
+    ) -> None:
+        named = {"environment": factory_path(environment), **settings}
+        if reward is not None:
+            named["reward"] = factory_path(reward)
+        check(TaskSettings, named)
+        super().__init__(**named)
+
+
+class HeldOut(NamedTuple):
+    """Mean reward on held-out episodes, in the first and in the last evaluation; None if no episode was scored."""
+
+    before: float | None
+    after: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The outcome of a run."""
+
+    folder: Path
+    report: Report
+    checkpoint: Path | None = None
+    """Folder of the trained model, loadable with `AutoModelForCausalLM.from_pretrained`; with LoRA, of the adapter."""
+
+    @property
+    def held_out(self) -> dict[str, HeldOut]:
+        """Scores of every task that was evaluated."""
+        means: dict[str, list[float | None]] = {}
+        for evaluation in self.report.evaluations:
+            means.setdefault(evaluation.task, []).append(evaluation.mean_reward)
+        return {task: HeldOut(values[0], values[-1]) for task, values in means.items()}
+
+
+def run(
+    config: Mapping[str, Any] | RunConfig | Path | str | None = None,
+    *,
+    out: Path | str | None = None,
+    resume: Path | str | None = None,
+    runtime: str = RuntimeKind.INLINE,
+    **changes: Any,
+) -> Result:
+    """Train and return the outcome.
+
+    `config` is a TOML file or its tables; `changes` override its keys: `steps=20`, `batch={"group_size": 4}`,
+    `tasks={"mine": rollart.Task(…)}`. `out` is the folder of the run, `resume` that of a run to continue.
+    """
+    _check_caller()
+    kind = _runtime(runtime)
+    require(kind)
+    if resume is not None:
+        if config is not None or out is not None:
+            raise RequestError("resume uses the config and the folder of the run; omit config and out")
+        plan = resumed_run(Path(resume), lambda tables: merged(tables, changes))
+    else:
+        plan = new_run(merged(_tables(config), changes))
+    _check_processes(plan.config, kind)
+    place = None if out is None else Path(out)
+    if _in_event_loop():
+        folder, report = in_own_thread(say, lambda stop: carry_out(plan, kind, place, interruption=stop))
+    else:
+        folder, report = carry_out(plan, kind, place)
+    return Result(folder, report, newest_checkpoint(folder))
+
+
+def tiny_model(vocabulary: int = BYTE_VOCABULARY) -> dict[str, Any]:
+    """A `model` of 0.1 M random weights, enough to learn a task that random play sometimes solves.
+
+    `vocabulary` defaults to that of the default codec, which is bytes.
+    """
+    return {"config": {**TINY_MODEL, "vocab_size": vocabulary}}
+
+
+def merged(tables: Tables, changes: Tables) -> dict[str, Any]:
+    """Merge `changes` into `tables`, table by table; classes and functions become factory paths.
+
+    >>> merged({"steps": 5, "batch": {"trajectories": 8, "group_size": 4}}, {"steps": 9, "batch": {"group_size": 2}})
+    {'steps': 9, 'batch': {'trajectories': 8, 'group_size': 2}}
+    """
+    out = dict(tables)
+    for key, value in changes.items():
+        new, old = _plain(value), _plain(out.get(key))
+        out[key] = merged(old, new) if isinstance(old, Mapping) and isinstance(new, Mapping) else new
+    return {key: _plain(value) for key, value in out.items()}
+
+
+def _plain(value: Any) -> Any:
+    """Convert a value to what TOML would give."""
+    if isinstance(value, Strict):
+        return value.model_dump(exclude_unset=True)
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    return factory_path(value) if callable(value) else value
+
+
+def _tables(config: Mapping[str, Any] | RunConfig | Path | str | None) -> Tables:
+    match config:
+        case None:
+            return ONE_POOL
+        case RunConfig():
+            return config.model_dump(exclude_unset=True)  # so that it is checked together with the changes
+        case Mapping():
+            return config
+        case str() | Path():
+            return load_toml(Path(config))
+    raise RequestError(f"config is a {type(config).__name__}; give the path of a TOML file, its tables or a RunConfig")
+
+
+def _runtime(name: str) -> RuntimeKind:
+    try:
+        return RuntimeKind(name)
+    except ValueError:
+        known = list(RuntimeKind)
+        raise RequestError(
+            f"runtime {name!r} does not exist{did_you_mean(name, known)}; there are {', '.join(known)}"
+        ) from None
+
+
+def _check_caller() -> None:
+    """Refuse a call from a worker that imports the user's file: it would start a run inside the run."""
+    file = file_being_loaded()
+    if file is not None:
+        raise RequestError(
+            f"{file} calls rollart.run whenever it is loaded, and workers load it to find its classes. "
+            'Put the call under: if __name__ == "__main__":'
+        )
+
+
+def _in_event_loop() -> bool:
+    """Whether the caller's thread runs an event loop, as it does in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _check_processes(config: RunConfig, runtime: RuntimeKind) -> None:
+    """Refuse notebook classes if workers are processes, which cannot import them."""
+    if runtime is RuntimeKind.INLINE:
+        return
+    factories = [path for task in config.tasks.values() for path in (task.environment, task.reward)]
+    for path in (*factories, config.codec):
+        place, _, name = path.rpartition(":")
+        if place == SESSION:
+            raise RequestError(
+                f"{name} was defined in a notebook or an interactive session, and workers that are processes cannot "
+                'find it there. Use runtime="inline", or write it to a file (in a notebook: %%writefile tasks.py) and '
+                "import it."
+            )

@@ -1,0 +1,96 @@
+"""The initial model of the quickstart: a small model from scratch, trained on transcripts of the built-in tasks.
+
+    python -m rollart.app.cold_start '{"folder": "model", "seed": 0}'
+
+creates it. The process exits when its standard input is closed.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rollart.backends.environments.hf_codec import HfCodec
+from rollart.backends.trainers.cold_start import ColdStartSettings, Report, Turns, cold_start, silent
+from rollart.tasks.builtin import BUILT_IN, transcripts
+from rollart.tasks.tokenizer import build_tokenizer, tokenizer_files
+
+SMALL_MODEL: Mapping[str, Any] = {
+    "model_type": "qwen3",
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "attention_bias": True,  # lets a head attend by distance alone, and so copy numbers, from the start
+    "initializer_range": 0.08,  # about 1/√hidden_size; the usual 0.02 is for wide models
+}
+TRANSCRIPTS = {"frozenlake": 1300, "math": 3800, "game": 2600}
+"""Transcripts per task; one of FrozenLake is as long as three or four of the others."""
+
+
+def make_small_model(folder: Path, *, seed: int = 0, report: Report = silent, **changes: Any) -> float:
+    """Create the model and write it to `folder`, with its tokenizer. Returns the last loss.
+
+    `changes` override fields of `ColdStartSettings`.
+    """
+    tokenizer = build_tokenizer(text for task in BUILT_IN.values() for text in task.texts)
+    files = tokenizer_files(tokenizer)
+    with tempfile.TemporaryDirectory() as beside:
+        for name, data in files.items():
+            (Path(beside) / name).write_bytes(data)
+        codec = HfCodec(beside)
+    config = {**SMALL_MODEL, "vocab_size": codec.vocabulary, "eos_token_id": codec.stop_tokens[0]}
+    learned = [
+        turns
+        for name, count in TRANSCRIPTS.items()
+        for turns in in_tokens(codec, (each.turns for each in transcripts(name, count, seed=seed)))
+    ]
+    settings = ColdStartSettings(model={"config": config}, seed=seed, **changes)
+    return cold_start(settings, learned, folder, files, report)
+
+
+def in_tokens(codec: HfCodec, episodes: Iterable[tuple[tuple[str, str], ...]]) -> list[Turns]:
+    """Tokenise transcripts exactly as an agent would have seen them."""
+    return [
+        [
+            (codec.render(observation, first=not turn), codec.answer(answer))
+            for turn, (observation, answer) in enumerate(t)
+        ]
+        for t in episodes
+    ]
+
+
+def end_with_parent() -> None:
+    """Exit this process as soon as its standard input is closed, by the parent or by the parent's death."""
+
+    def wait() -> None:
+        sys.stdin.read()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _say(steps: int, loss: float) -> None:
+    sys.stdout.write(f"cold start: {steps} steps, loss {loss:.3f}\n")
+    sys.stdout.flush()
+
+
+def _main(order: str) -> None:
+    end_with_parent()
+    with suppress(OSError):  # the name shown by `top`
+        Path("/proc/self/comm").write_text("cold start", encoding="utf-8")
+    wanted = json.loads(order)
+    make_small_model(Path(wanted.pop("folder")), report=_say, **wanted)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

@@ -1,0 +1,350 @@
+"""Composition of a real run from its config: the factory behind each port.
+
+The only module that knows both the control plane and the backends. Nothing here imports torch: factories are given by
+path and loaded by the worker that needs them.
+"""
+
+import importlib.util
+import math
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rollart.backends.engines.checkpoint_config import ModelShape, read_shape
+from rollart.backends.environments.codec import Codec
+from rollart.backends.stores.folder import FolderStore
+from rollart.backends.stores.shared import SharedMemoryStore
+from rollart.config.schema import PoolSettings, RunConfig
+from rollart.config.suggest import did_you_mean
+from rollart.config.training import LoraSettings
+from rollart.control.environments import POOL as ENVIRONMENTS
+from rollart.control.fleet import WorkerSpec
+from rollart.control.pipeline import Parts
+from rollart.control.rewards import POOL as REWARD
+from rollart.control.rollout import OnTrajectoryEnd, ignore_trajectory
+from rollart.control.trainer import POOL as TRAINER
+from rollart.distributed.interpreter import check_interpreter
+from rollart.ports.factory import load
+from rollart.ports.prompts import PromptSource
+from rollart.ports.runtime import Runtime
+from rollart.ports.sink import EventSink
+from rollart.ports.weights import WeightStore
+from rollart.tasks.prompt_files import FolderPrompts, JsonLinesPrompts
+from rollart.tasks.prompts import SeedPrompts
+from rollart.types.errors import ConfigError, RequestError
+from rollart.types.messages import Role
+
+ENGINES = {
+    "torch": "rollart.backends.engines.torch_engine:TorchEngine",
+    "vllm": "rollart.backends.engines.vllm:VllmEngine",
+    "reference": "rollart.backends.engines.reference:ReferenceEngine",
+}
+TRAINER_FACTORY = "rollart.backends.trainers.torch_trainer:TorchTrainer"
+ENVIRONMENT_HOST = "rollart.backends.environments.host:EnvironmentHost"
+BYTE_CODEC = "rollart.backends.environments.codec:ByteCodec"
+HF_CODEC = "rollart.backends.environments.hf_codec:HfCodec"
+REWARD_HOST = "rollart.backends.rewards.host:RewardHost"
+
+
+MAX_PROGRESS_INTERVAL_S = 1.0
+"""Interval of engine progress reports; tokens sampled since the last one are lost if the engine dies."""
+LARGEST_NUMBER_BYTES = 4
+TENSOR_ENTRY_BYTES = 512
+"""Upper bound on a tensor's size in the manifest."""
+STORE_ROOM_BYTES = 2**20
+
+
+def check_real(config: RunConfig) -> None:
+    """Refuse configs that are complete enough for a simulation but not for a real run."""
+    for name, task in config.tasks.items():
+        if not task.environment:
+            # A misspelt name becomes an empty table of its own.
+            others = did_you_mean(f"tasks.{name}", [f"tasks.{other}" for other in config.tasks if other != name])
+            raise ConfigError(
+                f"tasks.{name}.environment",
+                f'is missing{others}; name a factory such as "rollart.tasks.frozenlake:FrozenLake"',
+            )
+        _check_factory(f"tasks.{name}.environment", task.environment)
+        _check_factory(f"tasks.{name}.reward", task.reward)
+    for name, pool in config.pools.items():
+        if pool.python and not (Path(pool.python).is_file() and os.access(pool.python, os.X_OK)):
+            raise ConfigError(
+                f"pools.{name}.python",
+                f"{pool.python!r} is not an executable file; give the path of an interpreter, such as "
+                '".venv-vllm/bin/python"',
+            )
+    if config.codec:
+        _check_factory("codec", config.codec)
+    if not config.model:
+        raise ConfigError(
+            "model", "is missing; give a checkpoint folder, or [model.config] for a small one from scratch"
+        )
+    if isinstance(config.model, str) and not Path(config.model).is_dir():
+        raise ConfigError("model", f"{config.model!r} is not a folder; give a local checkpoint, nothing is downloaded")
+    _check_model(config)
+    temperatures = {task.temperature for task in config.tasks.values()}
+    if len(temperatures) > 1:
+        raise ConfigError("tasks", f"all tasks of a run must share one temperature, not {sorted(temperatures)}")
+    for name in config.tasks:
+        prompts_of(config, name, held_out=False)
+        prompts_of(config, name, held_out=True)
+
+
+def check_interpreters(config: RunConfig, *, processes: bool) -> None:
+    """Refuse engines that cannot start because of their pool's interpreter or a missing vLLM.
+
+    `processes`: workers run in their own processes. Every interpreter is started once, for a second or two.
+    """
+    checked = set()
+    for name, pool in config.pools.items():
+        needed = ("vllm",) if pool.engine == "vllm" else ()
+        if not pool.python:
+            if needed and importlib.util.find_spec("vllm") is None:
+                raise ConfigError(
+                    f"pools.{name}.engine",
+                    f"vLLM is not installed for {sys.executable}; install it there, or name an interpreter that has "
+                    f"it as pools.{name}.python (see docs/vllm.md)",
+                )
+            continue
+        if not processes:
+            raise ConfigError(
+                f"pools.{name}.python",
+                "workers are threads of the controller here and use its interpreter; use --runtime ray, or remove "
+                "this key",
+            )
+        if (pool.python, needed) not in checked:
+            try:
+                check_interpreter(interpreter_of(pool), *needed)
+            except RequestError as error:
+                raise ConfigError(f"pools.{name}.python", str(error)) from error
+            checked.add((pool.python, needed))
+
+
+def interpreter_of(pool: PoolSettings) -> str:
+    """Absolute path of the pool's interpreter; empty for the controller's."""
+    # Not resolved: the interpreter of a virtual environment is a symlink to another one.
+    return str(Path(pool.python).absolute()) if pool.python else ""
+
+
+def _check_factory(key: str, path: str) -> None:
+    try:
+        load(path)
+    except RequestError as error:
+        raise ConfigError(key, str(error)) from error
+
+
+def _check_model(config: RunConfig) -> None:
+    if is_cold_start(config):
+        return  # the run creates it to fit these tasks and this codec
+    if isinstance(config.model, dict):
+        vocabulary = codec_of(config).vocabulary
+        size = config.model.get("config", {}).get("vocab_size")
+        if not isinstance(size, int) or size < vocabulary:
+            raise ConfigError("model.config.vocab_size", f"is {size}; the codec needs {vocabulary}")
+    else:
+        codec_of(config)
+    for name, pool in config.pools.items():
+        if pool.engine == "vllm" and isinstance(config.model, dict):
+            raise ConfigError(
+                f"pools.{name}.engine", "vllm reads the model's config from a folder; give a checkpoint as `model`"
+            )
+        if pool.engine == "torch":
+            try:
+                shape = read_shape(config.model)
+            except RequestError as error:
+                raise ConfigError(f"pools.{name}.engine", f"torch cannot serve this model: {error}") from error
+            if isinstance(config.model, str):
+                _check_weights(config.model, shape)
+
+
+def _check_weights(folder: str, shape: ModelShape) -> None:
+    from rollart.backends.engines.checkpoint_header import check_weights  # needs safetensors, as real runs do
+
+    try:
+        check_weights(Path(folder), shape)
+    except RequestError as error:
+        raise ConfigError("model", str(error)) from error
+
+
+def is_cold_start(config: RunConfig) -> bool:
+    """Whether the model is created at the start of the run."""
+    return isinstance(config.model, dict) and "cold_start" in config.model
+
+
+def codec_factory(config: RunConfig) -> tuple[str, dict[str, Any]]:
+    """Factory path of a run's codec, and its arguments."""
+    if config.codec and config.codec != HF_CODEC:
+        return config.codec, {}
+    if isinstance(config.model, str) and (config.codec or (Path(config.model) / "tokenizer.json").is_file()):
+        return HF_CODEC, {"folder": config.model}
+    return BYTE_CODEC, {}
+
+
+def codec_of(config: RunConfig) -> Codec:
+    factory, settings = codec_factory(config)
+    codec: Codec = load(factory)(**settings)
+    return codec
+
+
+def prompts_of(config: RunConfig, name: str, *, held_out: bool) -> PromptSource:
+    """Training or held-out prompts: disjoint by seed, and by content if the task supports it."""
+    task = config.tasks[name]
+    shuffle_seed = 0 if held_out else config.seed
+    if not task.prompt_path:
+        first, past = task.eval_prompts if held_out else task.prompts
+        side = held_out if task.hold_out == "content" else None
+        return SeedPrompts(name, first, past - first, shuffle_seed=shuffle_seed, held_out=side)
+    source = FolderPrompts if Path(task.prompt_path).is_dir() else JsonLinesPrompts
+    try:
+        return source(name, task.prompt_path, shuffle_seed=shuffle_seed, held_out=held_out)
+    except RequestError as error:
+        raise ConfigError(f"tasks.{name}.prompt_path", str(error)) from error
+
+
+def baselines_of(config: RunConfig) -> dict[str, dict[str, float]]:
+    """Scores of scripted policies on the held-out prompts of the run, for tasks that have scripts."""
+    from rollart.tasks.builtin import baselines  # late: it needs Gymnasium, which simulations do not
+
+    found = {}
+    for name, task in config.tasks.items():
+        source = prompts_of(config, name, held_out=True)
+        prompts = [source.next() for _ in range(task.eval_episodes)]
+        if prompts:
+            found[name] = baselines(task.environment, prompts, max_turns=task.max_turns, **task.environment_settings)
+    return found
+
+
+def real_parts(
+    config: RunConfig,
+    runtime: Runtime,
+    sink: EventSink,
+    store: WeightStore,
+    checkpoints: Path | None = None,
+    on_trajectory_end: OnTrajectoryEnd = ignore_trajectory,
+) -> Parts:
+    """Parts of a real run; without a checkpoint folder, losing the trainer means starting over."""
+    return Parts(
+        runtime=runtime,
+        sink=sink,
+        workers=worker_specs(config, store, checkpoints),
+        prompts={name: prompts_of(config, name, held_out=False) for name in config.tasks},
+        eval_prompts={name: prompts_of(config, name, held_out=True) for name in config.tasks},
+        stop_tokens=codec_of(config).stop_tokens,
+        on_trajectory_end=on_trajectory_end,
+    )
+
+
+def worker_specs(config: RunConfig, store: WeightStore | None, checkpoints: Path | None) -> list[WorkerSpec]:
+    """Specs of all workers of a run; without a store, for display only."""
+    return [
+        *_engines(config, store),
+        *_environments(config),
+        *_rewards(config),
+        _trainer(config, store, checkpoints),
+    ]
+
+
+@contextmanager
+def process_store(config: RunConfig, folder: Path) -> Iterator[WeightStore]:
+    """Weight store for workers in other processes: in shared memory if the size of the model is known."""
+    try:
+        tensors = read_shape(config.model).tensors()
+    except RequestError:  # an architecture known only to transformers
+        yield FolderStore(folder / "weights")
+        return
+    nbytes = sum(math.prod(shape) * LARGEST_NUMBER_BYTES + TENSOR_ENTRY_BYTES for shape in tensors.values())
+    with SharedMemoryStore.create(
+        f"train-{os.getpid()}",
+        slot_bytes=nbytes + STORE_ROOM_BYTES,
+        adapter_bytes=_adapter_bytes(config.trainer.lora, tensors.values()),
+    ) as store:
+        yield store
+
+
+def _adapter_bytes(lora: LoraSettings | None, shapes: Iterable[tuple[int, ...]]) -> int:
+    """Size of the largest adapter version for a model with these tensors; 0 if none is published."""
+    if lora is None or lora.publish != "adapter":
+        return 0
+    # Factors are (rank, inputs) and (outputs, rank). After a resume their rank is twice that of the settings: those of
+    # the checkpoint, which are in the full version, are subtracted (`Adapter.adapter_version`).
+    factors = [2 * lora.rank * sum(shape) * LARGEST_NUMBER_BYTES for shape in shapes if len(shape) == 2]
+    return sum(factors) + 2 * len(factors) * TENSOR_ENTRY_BYTES + STORE_ROOM_BYTES
+
+
+def _engines(config: RunConfig, store: WeightStore | None) -> list[WorkerSpec]:
+    shared = {
+        "model": config.model,
+        "store": store,
+        "max_context": max(task.max_context for task in config.tasks.values()),
+        "progress_interval_s": min(MAX_PROGRESS_INTERVAL_S, config.deadlines.engine_silent_s / 4),
+    }
+    return [
+        WorkerSpec(
+            f"engine/{name}/{index}",
+            Role.ENGINE,
+            name,
+            ENGINES[pool.engine],
+            {**shared, "pool": pool},
+            pool.hardware or name,
+            interpreter_of(pool),
+        )
+        for name, pool in config.pools.items()
+        for index in range(pool.engines)
+    ]
+
+
+def _environments(config: RunConfig) -> list[WorkerSpec]:
+    specs = []
+    codec, codec_settings = codec_factory(config)
+    for name, task in config.tasks.items():
+        sizes = [
+            min(task.environments_per_worker, task.environments - first)
+            for first in range(0, task.environments, task.environments_per_worker)
+        ]
+        for index, slots in enumerate(sizes):
+            settings = {
+                "task": name,
+                "settings": task,
+                "codec": codec,
+                "codec_settings": codec_settings,
+                "slots": slots,
+            }
+            specs.append(
+                WorkerSpec(f"environment/{name}/{index}", Role.ENVIRONMENT, ENVIRONMENTS, ENVIRONMENT_HOST, settings)
+            )
+    return specs
+
+
+def _rewards(config: RunConfig) -> list[WorkerSpec]:
+    """Tasks with the same reward function share its workers, which are named after the first of them."""
+    functions: dict[str, list[str]] = {}
+    for name, task in config.tasks.items():
+        functions.setdefault(task.reward, []).append(name)
+    return [
+        WorkerSpec(
+            f"reward/{names[0]}/{index}",
+            Role.REWARD,
+            REWARD,
+            REWARD_HOST,
+            {"function": function, "tasks": tuple(names)},
+        )
+        for function, names in functions.items()
+        for index in range(config.reward_workers)
+    ]
+
+
+def _trainer(config: RunConfig, store: WeightStore | None, checkpoints: Path | None) -> WorkerSpec:
+    settings = {
+        "model": config.model,
+        "store": store,
+        "trainer": config.trainer,
+        "algorithm": config.algorithm,
+        "seed": config.seed,
+        "temperature": next(iter(config.tasks.values())).temperature,
+        "checkpoints": None if checkpoints is None else str(checkpoints),
+        "keep_checkpoints": config.keep_checkpoints,
+    }
+    return WorkerSpec("trainer/0", Role.TRAINER, TRAINER, TRAINER_FACTORY, settings)

@@ -1,0 +1,89 @@
+"""Held-out evaluation of a checkpoint, outside of any run."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rollart.app.compose import real_parts
+from rollart.app.running import CHECKPOINTS, MODEL
+from rollart.backends.trainers.checkpoint import Checkpoints
+from rollart.config.schema import RunConfig
+from rollart.config.suggest import did_you_mean
+from rollart.control.pipeline import run_pipeline
+from rollart.observe.journal import MemoryJournal
+from rollart.types.errors import RequestError, RunError
+from rollart.types.journal import EvalEnded
+
+CONFIGS = ("config.json", "adapter_config.json")
+"""Every checkpoint has one of these: the first for a model, the second for an adapter."""
+
+
+def find_checkpoint(path: Path) -> tuple[Path, Path]:
+    """Resolve a path to the run folder and the checkpoint."""
+    if (path / CHECKPOINTS).is_dir():
+        newest = Checkpoints(path / CHECKPOINTS).newest()
+        if newest is None:
+            raise RequestError(
+                f"{path}: the run has no checkpoint yet; it saves one when it ends, or set checkpoint_every"
+            )
+        return path, newest.folder
+    if any((path / name).is_file() for name in CONFIGS) and path.parent.name == CHECKPOINTS:
+        return path.parent.parent, path
+    raise RequestError(f"{path} is neither the folder of a run nor a checkpoint of one; look below runs/")
+
+
+@contextmanager
+def as_model(config: RunConfig, folder: Path, checkpoint: Path) -> Iterator[Path]:
+    """A checkpoint of the run in `folder` as a model; LoRA checkpoints are merged for the duration of the block."""
+    if config.trainer.lora is None:
+        yield checkpoint
+        return
+    from rollart.backends.trainers.lora import write_merged  # late: it needs torch
+
+    model = str(folder / MODEL) if (folder / MODEL).is_dir() else config.model
+    with tempfile.TemporaryDirectory() as scratch:
+        write_merged(Path(scratch) / MODEL, model, checkpoint, config.seed)
+        yield Path(scratch) / MODEL
+
+
+def config_for(config: RunConfig, model: Path, task: str, episodes: int) -> RunConfig:
+    """Config of a run with no steps and one evaluation of one task.
+
+    Everything runs in this process: pools with their own interpreter get the torch engine.
+    """
+    if not task and len(config.tasks) > 1:
+        raise RequestError(f"--task is missing; the run has {', '.join(config.tasks)}")
+    name = task or next(iter(config.tasks))
+    if name not in config.tasks:
+        raise RequestError(
+            f"--task {name!r} is not in the run{did_you_mean(name, config.tasks)}; it has {', '.join(config.tasks)}"
+        )
+    only = config.tasks[name].model_copy(update={"eval_episodes": episodes})
+    pools = {
+        pool: settings.model_copy(update={"engine": "torch", "python": ""}) if settings.python else settings
+        for pool, settings in config.pools.items()
+    }
+    changes = {
+        "model": str(model),
+        "tasks": {name: only},
+        "pools": pools,
+        "steps": 0,
+        "eval_every": 1,
+        "trainer": config.trainer.model_copy(update={"lora": None}),
+    }
+    return config.model_copy(update=changes)
+
+
+async def play(config: RunConfig) -> EvalEnded:
+    """Run the single evaluation of such a config in this process. Writes nothing."""
+    # Late imports: other commands do not need these.
+    from rollart.backends.stores.memory import MemoryStore
+    from rollart.distributed.inline import InlineRuntime
+
+    journal = MemoryJournal()
+    await run_pipeline(config, real_parts(config, InlineRuntime(), journal, MemoryStore()))
+    ended = next((event for event in journal.events if isinstance(event, EvalEnded)), None)
+    if ended is None or ended.mean_reward is None:
+        raise RunError("no episode finished; check the environment, or run `rollart doctor`")
+    return ended

@@ -1,0 +1,309 @@
+"""A real run from request to report; shared by `rollart train` and `rollart.run`.
+
+Invariants: invalid requests are refused by `new_run` and `resumed_run` or, if that depends on the runtime, at the start
+of `carry_out`, before anything is written or started; a run folder is never overwritten; however a run ends, its
+workers end with it and it can be resumed.
+"""
+
+import enum
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from rollart.app.compose import check_interpreters, check_real, codec_of, is_cold_start, process_store, real_parts
+from rollart.app.interruption import Interruption
+from rollart.app.progress import ProgressLogger
+from rollart.app.report_page import leave_page
+from rollart.app.run_folder import CONFIG, CONFIG_DRAFT, JOURNAL, TRAJECTORIES, held, write_config
+from rollart.app.trajectory_texts import TrajectoryTexts
+from rollart.app.view import LiveView
+from rollart.backends.trainers.checkpoint import Checkpoints
+from rollart.config.load import check
+from rollart.config.schema import RunConfig
+from rollart.control.pipeline import run_pipeline
+from rollart.observe.journal import SqliteJournal, fold_journal, read_since_snapshot
+from rollart.observe.metrics import MetricsSink
+from rollart.observe.report import Report
+from rollart.policy.lineage import replay
+from rollart.ports.runtime import Runtime
+from rollart.ports.sink import EventSink
+from rollart.ports.weights import WeightStore
+from rollart.types.errors import ConfigError, Interrupted, InvariantBroken, RequestError, RunError, RuntimeLost
+from rollart.types.ids import WorkerId
+from rollart.types.messages import Role
+from rollart.types.snapshot import RunState
+
+LOGS = "logs"
+CPU = "cpu.json"
+"""CPU seconds by role, of the last session of a run that finished."""
+CHECKPOINTS = "checkpoints"
+MODEL = "model"
+
+Tables = Mapping[str, Any]
+
+
+class RuntimeKind(enum.StrEnum):
+    """Where workers run."""
+
+    INLINE = "inline"
+    """In threads of this process: the simplest setup, fully visible to a debugger."""
+    RAY = "ray"
+    """In separate processes, so that generation, environments and training overlap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A checked request. `folder` is that of the run to resume, None for a new one."""
+
+    config: RunConfig
+    folder: Path | None = None
+
+
+def new_run(tables: Tables) -> Plan:
+    config = check(RunConfig, tables)
+    check_real(config)
+    return Plan(config)
+
+
+def resumed_run(folder: Path, change: Callable[[Tables], Tables]) -> Plan:
+    """Plan to resume a run. `change` may change limits, but nothing that the journal relies on."""
+    tables = _read_tables(folder)
+    before, config = check(RunConfig, tables), check(RunConfig, change(tables))
+    for key in ("seed", "mode", "alpha", "batch", "model", "codec", "algorithm.advantage"):
+        if attrgetter(key)(before) != attrgetter(key)(config):
+            raise ConfigError(key, "cannot change when a run is resumed; start a new run")
+    saved = Checkpoints(folder / CHECKPOINTS).held()
+    if saved and saved[-1].step > config.steps:
+        raise ConfigError("steps", f"the run has already trained {saved[-1].step} steps; give at least as many")
+    check_real(config)
+    return Plan(config, folder)
+
+
+def carry_out(
+    plan: Plan,
+    runtime: RuntimeKind,
+    out: Path | None = None,
+    cores: Mapping[Role, Sequence[int]] | None = None,
+    interruption: Interruption | None = None,
+) -> tuple[Path, Report]:
+    """Run all steps; returns the run's folder and a report that covers the journal from the first start on.
+
+    `cores` pins the worker processes of a role to some of the cores. `interruption` is the caller's, if it handles
+    signals in another thread.
+    """
+    check_interpreters(plan.config, processes=runtime is RuntimeKind.RAY)
+    folder = _new_folder(out, plan.config) if plan.folder is None else plan.folder
+    say(f"run folder: {folder}")
+    try:
+        with held(folder), Interruption(say) if interruption is None else nullcontext(interruption) as stop:
+            state = _state(folder / JOURNAL)
+            config = with_model(plan.config, folder)
+            try:
+                with _hosts(runtime, config, folder, cores) as (hosts, store):
+                    stop.cancels(_run(config, folder, state, hosts, store))
+            finally:
+                leave_page(folder, plan.config, say)
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; {_kept(folder)}. {_go_on(folder)}") from None
+    except RuntimeLost as error:
+        raise RuntimeLost(f"{error}; {_kept(folder)}. {_go_on(folder)}") from error
+    except OSError as error:
+        raise RunError(f"{folder}: {error}. Free space or fix it, then: rollart train --resume {folder}") from error
+    violations, report = fold_journal(folder / JOURNAL)[1].finish()
+    if report is None:
+        raise InvariantBroken(f"the journal is inconsistent: {violations[0]}. Keep the run folder and report a bug.")
+    checkpoint = newest_checkpoint(folder)
+    if checkpoint is not None:
+        say(f"model: {checkpoint}")
+        say(f"load it with: {how_to_load(config, checkpoint)}")
+    return folder, report
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The last checkpoint of a run; None before the first."""
+    checkpoints = Checkpoints(folder / CHECKPOINTS)
+    held = checkpoints.held()
+    return checkpoints.folder(held[-1]) if held else None
+
+
+def how_to_load(config: RunConfig, checkpoint: Path) -> str:
+    """The Python expression that loads a checkpoint. `config` names the model that training started from."""
+    if config.trainer.lora is None:
+        return f"AutoModelForCausalLM.from_pretrained({json.dumps(str(checkpoint))})"
+    model = f"AutoModelForCausalLM.from_pretrained({json.dumps(str(config.model))})"
+    return f"PeftModel.from_pretrained({model}, {json.dumps(str(checkpoint))})"
+
+
+def _state(journal: Path) -> RunState | None:
+    """State to resume from; None if no event was ever durable, in which case the run starts afresh."""
+    events = read_since_snapshot(journal) if journal.is_file() else iter(())
+    first = next(events, None)
+    return None if first is None else replay(chain([first], events))
+
+
+def require(runtime: RuntimeKind) -> None:
+    """Raise if a package is missing."""
+    needed = ("torch", "transformers", "gymnasium") + (("ray",) if runtime is RuntimeKind.RAY else ())
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        raise RequestError(f"training needs {', '.join(missing)}; install them with: pip install 'rollart[train]'")
+
+
+def read_config(folder: Path) -> RunConfig:
+    """Config that a run was started with."""
+    return check(RunConfig, _read_tables(folder))
+
+
+def with_model(config: RunConfig, folder: Path) -> RunConfig:
+    """The config with its initial model; a model that must be created is created once, in the run folder."""
+    model = folder / MODEL
+    if is_cold_start(config):
+        assert isinstance(config.model, dict)
+        if not model.is_dir():
+            say("cold start: a small model learns the format of the tasks from scripted transcripts")
+            began = time.perf_counter()
+            _make_model("cold_start", {"folder": str(model), "seed": config.seed, **config.model["cold_start"]})
+            say(f"cold start: took {time.perf_counter() - began:.0f} s")
+    elif isinstance(config.model, dict) and config.trainer.lora is not None:
+        # Random weights are the same in every process, but LoRA checkpoints need their base model as a folder.
+        if not model.is_dir():
+            _make_model("initial_model", {"folder": str(model), "seed": config.seed, "model": config.model})
+    else:
+        return config
+    return config.model_copy(update={"model": str(model)})
+
+
+def _make_model(module: str, order: Mapping[str, Any]) -> None:
+    """Create the model in a separate process, so that the controller never loads torch."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", f"rollart.app.{module}", json.dumps(order)],
+        stdin=subprocess.PIPE,  # closed when this process ends, however it ends, which ends the other one too
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Several threads that spin while they wait for each other are twenty times slower on a machine that is busy.
+        env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            say(line.rstrip())
+        said = process.communicate()[1].strip().splitlines()
+    finally:
+        process.kill()
+        process.wait()
+    if process.returncode:
+        raise RunError(
+            f"creating the model failed: {said[-1] if said else f'{module} ended with {process.returncode}'}"
+        )
+
+
+def say(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+def _read_tables(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG
+    if not path.is_file():
+        raise RequestError(f"{folder} has no {CONFIG}; give the folder of a run")
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise RequestError(f"{path} is damaged ({error}); give the folder of a run") from error
+
+
+def _new_folder(out: Path | None, config: RunConfig) -> Path:
+    """Create the folder of a new run, with its config; existing files are never overwritten."""
+    if out is not None and not _is_free(out):
+        raise RequestError(f"--out {out}: is not an empty folder; name a new one, existing files are not overwritten")
+    folder = _free_name(config.name) if out is None else out
+    try:
+        folder.mkdir(parents=True, exist_ok=out is not None)
+        write_config(folder, config.model_dump_json(indent=2) + "\n")
+    except OSError as error:
+        raise RequestError(f"{folder}: cannot create the run folder ({error}); free space, or use --out") from error
+    return folder
+
+
+def _is_free(folder: Path) -> bool:
+    """Whether it is missing, or empty except for the draft of a run that was killed before it had a config."""
+    if not folder.is_dir():
+        return not folder.exists()
+    return all(entry.name == CONFIG_DRAFT for entry in folder.iterdir())
+
+
+def _free_name(name: str) -> Path:
+    number = 1
+    while (Path("runs") / f"{name}-{number}").exists():
+        number += 1
+    return Path("runs") / f"{name}-{number}"
+
+
+def _go_on(folder: Path) -> str:
+    return f"Resume with: rollart train --resume {folder}"
+
+
+def _kept(folder: Path) -> str:
+    """What a resume starts from."""
+    saved = Checkpoints(folder / CHECKPOINTS).held()
+    return f"the last checkpoint is that of step {saved[-1].step}" if saved else "there is no checkpoint yet"
+
+
+@contextmanager
+def _hosts(
+    kind: RuntimeKind, config: RunConfig, folder: Path, cores: Mapping[Role, Sequence[int]] | None
+) -> Iterator[tuple[Runtime, WeightStore]]:
+    # Late imports: other commands do not need these.
+    if kind is RuntimeKind.INLINE:
+        from rollart.backends.stores.memory import MemoryStore
+        from rollart.distributed.inline import InlineRuntime
+
+        yield InlineRuntime(), MemoryStore()
+    else:
+        from rollart.distributed.ray_local import LocalRay
+        from rollart.distributed.ray_runtime import RayRuntime
+
+        local = LocalRay(logs=folder / LOGS / "ray", advice=_go_on(folder))
+        with process_store(config, folder) as store, local:
+            runtime = RayRuntime(folder / LOGS, cores=cores, local=local)
+            before_s = time.process_time()
+            yield runtime, store
+            _leave_cpu(folder, time.process_time() - before_s, runtime.cpu_s)
+
+
+def _leave_cpu(folder: Path, controller_s: float, workers_s: Mapping[WorkerId, float]) -> None:
+    """Record the CPU time of a finished run by role."""
+    roles = {"controller": controller_s}
+    for worker, spent_s in workers_s.items():
+        role = worker.partition("/")[0]
+        roles[role] = roles.get(role, 0.0) + spent_s
+    (folder / CPU).write_bytes(msgspec.json.encode(roles) + b"\n")
+    said = sorted(roles.items(), key=lambda each: -each[1])
+    say("CPU: " + ", ".join(f"{role} {spent_s:.1f} s" for role, spent_s in said))
+
+
+async def _run(config: RunConfig, folder: Path, state: RunState | None, runtime: Runtime, store: WeightStore) -> None:
+    journal = MetricsSink(SqliteJournal(folder / JOURNAL, config.journal_mb * 10**6), folder)
+    console = Console(stderr=True)
+    sink: EventSink
+    if console.is_terminal:
+        sink = LiveView(journal, console, config.name, config.steps)
+    else:
+        sink = ProgressLogger(journal, say, config.steps)
+    texts = TrajectoryTexts(folder / TRAJECTORIES, codec_of(config), config.steps, say)
+    parts = real_parts(config, runtime, sink, store, folder / CHECKPOINTS, texts.ended)
+    await run_pipeline(config, parts, state)

@@ -1,0 +1,186 @@
+"""A thread that runs the environments of one slot, one after the other.
+
+Invariants: an environment's user code runs only in its own thread, and anything it raises becomes an
+`EnvironmentFailed` here. An abandoned thread finishes the call it hangs in (or never does), closes its environment and
+ends; its answer is discarded.
+"""
+
+import asyncio
+import inspect
+import logging
+import math
+import numbers
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rollart.backends.environments.codec import Codec
+from rollart.ports.environment import AnyTextEnvironment, TextStep
+from rollart.types.errors import WRONG_CODE
+from rollart.types.ids import TrajectoryId
+from rollart.types.messages import EnvironmentFailed, Observed, Reset, Step
+from rollart.types.tokens import Segment
+from rollart.types.trajectory import state_key
+
+logger = logging.getLogger(__name__)
+
+Answer = Observed | EnvironmentFailed
+_CLOSE = "close"
+_END = "end"
+
+
+class EnvironmentThread:
+    """Owned by the host's thread, except for what `_run` calls."""
+
+    def __init__(
+        self,
+        name: str,
+        build: Callable[[Reset], AnyTextEnvironment],
+        codec: Codec,
+        tell: Callable[["EnvironmentThread", Answer], None],
+    ) -> None:
+        self._build = build
+        self._codec = codec
+        self._tell = tell
+        self._jobs: queue.SimpleQueue[Reset | Step | str] = queue.SimpleQueue()
+        self._environment: AnyTextEnvironment | None = None
+        self._loop: asyncio.Runner | None = None
+        """Event loop of an async environment."""
+        self.episode: TrajectoryId | None = None
+        """The current episode."""
+        self.waiting = False
+        """The host sent a command and has not received its answer yet."""
+        self._given = 0
+        self._finished = 0
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread.start()
+
+    @property
+    def busy(self) -> bool:
+        """Whether the thread is in the environment's code, where it may hang."""
+        return self._finished < self._given
+
+    def ask(self, command: Reset | Step) -> None:
+        self.waiting = True
+        self._give(command)
+
+    def leave(self) -> None:
+        """End the episode: close its environment."""
+        self.episode = None
+        self._give(_CLOSE)
+
+    def end(self) -> None:
+        """Close the environment and end the thread as soon as it is free."""
+        self.episode = None
+        self._give(_END)
+
+    def _give(self, job: Reset | Step | str) -> None:
+        self._given += 1
+        self._jobs.put(job)
+
+    # --- in the thread
+
+    def _run(self) -> None:
+        while True:
+            job = self._jobs.get()
+            if isinstance(job, str):
+                self._close()
+                self._finished += 1
+                if job == _END:
+                    return
+                continue
+            turn = job.turn if isinstance(job, Step) else 0
+            answer: Answer
+            try:
+                answer = self._reset(job) if isinstance(job, Reset) else self._step(job)
+            except BaseException as error:  # noqa: BLE001 - the boundary of user code: its errors are attributed to it
+                reason = f"{type(error).__name__}: {error}"
+                answer = EnvironmentFailed(job.episode, turn, reason, permanent=isinstance(error, WRONG_CODE))
+            if isinstance(answer, EnvironmentFailed):
+                self._close()
+            self._finished += 1
+            self._tell(self, answer)
+
+    def _reset(self, reset: Reset) -> Answer:
+        self._close()
+        self._environment = self._build(reset)
+        return self._observed(reset.episode, 0, self._wait(self._environment.reset(reset.prompt)))
+
+    def _step(self, step: Step) -> Answer:
+        if self._environment is None:
+            return EnvironmentFailed(step.episode, step.turn, "the environment has failed; reset it first")
+        action = step.action.ids().tolist()
+        answer = self._wait(self._environment.step(self._codec.text(action)))
+        return self._observed(step.episode, step.turn, answer, self._missing_end(action))
+
+    def _missing_end(self, action: Sequence[int]) -> list[int]:
+        """End a turn that a limit cut off, so that the policy sees only complete turns in its context."""
+        ends = self._codec.stop_tokens
+        return [] if action and action[-1] in ends else list(ends[:1])
+
+    def _wait(self, answer: Any) -> Any:
+        """Result of a call; a coroutine runs in the environment's own event loop."""
+        if not inspect.isawaitable(answer):
+            return answer
+        if self._loop is None:
+            self._loop = asyncio.Runner()
+
+        async def awaited() -> Any:
+            return await answer
+
+        return self._loop.run(awaited())
+
+    def _observed(self, episode: TrajectoryId, turn: int, step: TextStep, before: Sequence[int] = ()) -> Answer:
+        problem = _problem(step)
+        if problem:
+            return EnvironmentFailed(episode, turn, problem, permanent=True)
+        first = turn == 0 or step.fresh_context
+        observation = [*(() if first else before), *self._codec.render(step.observation, first)]
+        return Observed(
+            episode=episode,
+            turn=turn,
+            observation=Segment.of(observation),
+            reward=float(step.reward),
+            done=bool(step.done),
+            truncated=bool(step.truncated),
+            new_sequence=bool(step.fresh_context and turn > 0),
+            artifact=step.artifact,
+            state=state_key((step.state or step.observation).encode()),
+        )
+
+    def _close(self) -> None:
+        environment, self._environment = self._environment, None
+        if environment is None:
+            return
+        try:
+            try:
+                self._wait(environment.close())
+            finally:
+                self._end_loop()
+        except BaseException as error:  # noqa: BLE001 - the episode is over; only a reader of the log can act on this
+            logger.warning("an environment failed to close: %s: %s", type(error).__name__, error)
+
+    def _end_loop(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.close()
+
+
+def _problem(step: object) -> str:
+    """Why this is not a valid answer of an environment; empty if it is."""
+    if not isinstance(step, TextStep):
+        return f"the environment returned a {type(step).__name__}; it must be a TextStep"
+    observation: object = step.observation
+    reward: object = step.reward
+    artifact: object = step.artifact
+    state: object = step.state
+    if not isinstance(observation, str):
+        return f"the observation is a {type(observation).__name__}; it must be a str"
+    if isinstance(reward, bool) or not isinstance(reward, numbers.Real) or not math.isfinite(reward):
+        return f"the reward is {reward!r}; it must be a finite number"
+    if not isinstance(artifact, bytes):
+        return f"the artifact is a {type(artifact).__name__}; it must be bytes"
+    if not isinstance(state, str):
+        return f"the state is a {type(state).__name__}; it must be a str"
+    return ""

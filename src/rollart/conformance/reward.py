@@ -1,0 +1,154 @@
+"""Conformance of reward workers: a reward is a finite number or a failure, never a guess."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from rollart.conformance.case import Case, ConformanceError, NotApplicable, Suite, check
+from rollart.conformance.drive import WorkerDrive
+from rollart.ports.worker import Worker
+from rollart.types.messages import RewardInfo, Scored, ScoreFailed, ScoreRequest, WorkerEvent
+
+SUITE = Suite["RewardHarness", None]()
+
+
+@dataclass(kw_only=True)
+class RewardHarness:
+    """A reward worker and questions for it."""
+
+    build: Callable[[Callable[[], None]], Worker]
+    question: Callable[[int], ScoreRequest]
+    """The i-th question; each has its own key, and a value."""
+    virtual: bool
+    failing: ScoreRequest | None = None
+    """A question on which the function raises."""
+    not_finite: tuple[ScoreRequest, ...] = ()
+    """Questions on which the function returns something other than a finite number: NaN, inf, a string."""
+    calls: Callable[[], int] | None = None
+    """Number of calls of the function so far."""
+
+
+@SUITE.case
+def declares_its_slots(harness: RewardHarness) -> None:
+    """A reward worker joins with `RewardInfo` and at least one slot."""
+    with drive(harness) as worker:
+        check(isinstance(worker.info, RewardInfo), f"a reward worker joins with RewardInfo, not {worker.info}")
+        check(isinstance(worker.info, RewardInfo) and worker.info.slots > 0, "a worker has at least one slot")
+
+
+@SUITE.case
+def every_key_is_answered(harness: RewardHarness) -> None:
+    """Each question gets one answer with its key, even if many are asked at once."""
+    with drive(harness) as worker:
+        questions = [harness.question(index) for index in range(8)]
+        worker.send(*questions)
+        for question in questions:
+            value(worker, question)
+        worker.settle()
+        for question in questions:
+            check(len(answers(worker, question)) == 1, f"one answer per question, but got {answers(worker, question)}")
+
+
+@SUITE.case
+def values_are_finite_numbers(harness: RewardHarness) -> None:
+    """A value is a finite float."""
+    with drive(harness) as worker:
+        for index in range(3):
+            number = ask(worker, harness.question(index))
+            check(type(number) is float and math.isfinite(number), f"a reward is a finite float, but was {number!r}")
+
+
+@SUITE.case
+def a_duplicate_question_counts_once(harness: RewardHarness) -> None:
+    """A repeated key, at once or later, gets the same answer."""
+    with drive(harness) as worker:
+        question = harness.question(0)
+        worker.send(question, question)
+        value(worker, question)
+        worker.settle()
+        worker.send(question)
+        worker.settle()
+        given = answers(worker, question)
+        check(all(answer == given[0] for answer in given), f"one key has one answer, but got {given}")
+        if harness.calls is not None:
+            check(
+                harness.calls() <= 2, f"a pending question is not computed again, but {harness.calls()} calls were made"
+            )
+
+
+@SUITE.case
+def the_answer_depends_on_the_question_only(harness: RewardHarness) -> None:
+    """Stateless: another worker, with another order and other keys, gives the same values."""
+    questions = [harness.question(index) for index in range(3)]
+    with drive(harness) as worker:
+        first = [ask(worker, question) for question in questions]
+    renamed = [msgspec.structs.replace(question, key=f"again/{question.key}") for question in reversed(questions)]
+    with drive(harness) as worker:
+        second = [ask(worker, question) for question in renamed]
+    check(first == second[::-1], f"the same questions have the same values, but got {first} and then {second[::-1]}")
+
+
+@SUITE.case
+def a_failure_is_reported(harness: RewardHarness) -> None:
+    """A function that raises is `ScoreFailed` with a reason, never a reward; the worker continues."""
+    if harness.failing is None:
+        raise NotApplicable("the harness cannot make the function fail")
+    with drive(harness) as worker:
+        other = harness.question(0)
+        worker.send(harness.failing, other)
+        failed = refusal(worker, harness.failing)
+        check(failed.reason, "a failure has a reason")
+        value(worker, other)
+
+
+@SUITE.case
+def not_finite_is_refused(harness: RewardHarness) -> None:
+    """NaN, inf and strings are refused at the boundary: `ScoreFailed`, without `retry`."""
+    if not harness.not_finite:
+        raise NotApplicable("the function can only return finite numbers")
+    for question in harness.not_finite:
+        with drive(harness) as worker:
+            worker.send(question)
+            failed = refusal(worker, question)
+            check(not failed.retry, "retrying gives the same answer, so `retry` is False")
+            ask(worker, harness.question(0))
+
+
+def drive(harness: RewardHarness) -> WorkerDrive:
+    return WorkerDrive(harness.build, virtual=harness.virtual)
+
+
+def answers(worker: WorkerDrive, question: ScoreRequest) -> list[WorkerEvent]:
+    return [event for event in worker.events if answers_to(event, question)]
+
+
+def answers_to(event: WorkerEvent, question: ScoreRequest) -> bool:
+    return isinstance(event, Scored | ScoreFailed) and event.key == question.key
+
+
+def ask(worker: WorkerDrive, question: ScoreRequest) -> float:
+    """Send a valid question and wait for its value."""
+    worker.send(question)
+    return value(worker, question)
+
+
+def value(worker: WorkerDrive, question: ScoreRequest) -> float:
+    """Wait for the value of a question that was sent. It is never sent again: a second request is a second answer."""
+    answer = worker.until(lambda event: answers_to(event, question))
+    if not isinstance(answer, Scored):
+        raise ConformanceError(f"a valid question is answered by `Scored`, but got {answer}")
+    return answer.value
+
+
+def refusal(worker: WorkerDrive, question: ScoreRequest) -> ScoreFailed:
+    answer = worker.until(lambda event: answers_to(event, question))
+    if not isinstance(answer, ScoreFailed):
+        raise ConformanceError(f"a failed reward is `ScoreFailed`, never a value, but got {answer}")
+    worker.settle()
+    check(len(answers(worker, question)) == 1, f"one answer per question, but got {answers(worker, question)}")
+    return answer
+
+
+CASES: tuple[Case[RewardHarness, None], ...] = SUITE.cases()

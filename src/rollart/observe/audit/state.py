@@ -1,0 +1,168 @@
+"""What the audit remembers: plain data, so that it can be encoded in the middle of a journal.
+
+Bounded by what is in flight plus what was trained since the last checkpoint; the journal of a month can be audited.
+Each part of `AuditState` is written by the module of one rule and may be read by all.
+"""
+
+import math
+from typing import NamedTuple
+
+import msgspec
+
+from rollart.types import journal as j
+from rollart.types.ids import ClaimId, GroupId, TrajectoryId, WorkerId
+from rollart.types.messages import Role
+from rollart.types.versions import Version
+
+MAX_LISTED = 10_000
+"""Maximum number of violations kept in words; further ones are counted."""
+
+
+class Violation(NamedTuple):
+    """A rule that does not hold: which one, at which event (counted from 0), and how."""
+
+    rule: int
+    event: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"rule {self.rule}, event {self.event}: {self.what}"
+
+
+class TrajectoryState(msgspec.Struct, array_like=True):
+    """A trajectory that runs, or a member of an open group."""
+
+    id: TrajectoryId
+    group: GroupId
+    turns: int = 0
+    sampled: int = 0
+    first: Version | None = None
+    last: Version | None = None
+    engine: WorkerId | None = None
+    engines: list[WorkerId] = []
+    """Possible sources of the tokens of the next turn: the engine of the last turn, and later placements."""
+    since: Version | None = None
+    """The oldest version of those engines when the trajectory was placed there: no token to come is older."""
+    reward: float | None = None
+    ended: bool = False
+
+
+class GroupState(msgspec.Struct, array_like=True):
+    """A group that is open, ready or claimed."""
+
+    opened: j.GroupOpened
+    members: list[TrajectoryId] = []
+    results: list[TrajectoryId] = []
+    """Members that ended with a result, in that order."""
+    claim: ClaimId | None = None
+    trained: int | None = None
+    """The step that it was trained in."""
+
+    @property
+    def id(self) -> GroupId:
+        return self.opened.group
+
+
+class ClaimState(msgspec.Struct, array_like=True):
+    """A claim that neither ended in a step nor was returned."""
+
+    claimed: j.BatchClaimed
+    took: list[GroupId] = []
+    """Its groups that were ready, each once: all of them in a sound journal."""
+
+
+class EngineState(msgspec.Struct, array_like=True):
+    """An engine that lives, or a dead one whose tokens may still be reported."""
+
+    joined: bool = False
+    dead: bool = False
+    version: Version | None = None
+    had: list[Version] = []
+    """Versions it has served and that a token to come may still carry."""
+
+
+class AuditState(msgspec.Struct, kw_only=True):
+    """The whole memory of an audit; see the module."""
+
+    violations: list[Violation] = []
+    """The first `MAX_LISTED`."""
+    unlisted: int = 0
+    """Number of further violations."""
+    count: int = 0
+    """Events so far."""
+    at: float = -math.inf
+    """Time of the last event."""
+
+    # run
+    run: j.RunStarted | None = None
+    ended: j.RunEnded | None = None
+    roles: dict[WorkerId, tuple[Role, str]] = {}
+    """Role and pool of the last incarnation of every place."""
+    incarnations: dict[str, int] = {}
+
+    # conservation
+    groups: dict[GroupId, GroupState] = {}
+    next_group: int = 0
+    trajectories: dict[TrajectoryId, TrajectoryState] = {}
+    """Trajectories without an outcome, and all members of open groups."""
+    next_trajectory: int = 0
+    claims: dict[ClaimId, ClaimState] = {}
+
+    # prompts
+    tickets: dict[int, str] = {}
+    """Every ticket that is not settled: waiting, open or trained."""
+    next_ticket: int = 0
+    tasks: dict[int, str] = {}
+    """Task of every ticket that is not settled."""
+    waiting: dict[str, int] = {}
+    """Number of waiting tickets by task."""
+
+    # lineage
+    step: int = 0
+    saved: int = 0
+    """The step of the last checkpoint."""
+    trained: dict[GroupId, tuple[int, int]] = {}
+    """Groups trained since the last checkpoint: step and ticket."""
+
+    # admission
+    making: dict[str, int] = {}
+    """Training groups that are open or ready, by task."""
+
+    # shares
+    redistributed: dict[int, list[j.ShareRedistributed]] = {}
+    """By step; until the claim of that step."""
+
+    # versions
+    engines: dict[WorkerId, EngineState] = {}
+    epoch: int = -1
+    published: list[Version] = []
+    """Versions published since the last sync, and the version of the run."""
+    newest: Version | None = None
+    """The version published last."""
+    served: Version | None = None
+    """The newest version that an engine has had in service."""
+    synced: Version | None = None
+    """The version of the run: of the last sync, or the first in service."""
+    syncing: Version | None = None
+    """The version that engines began to take in a sync that has not ended."""
+
+    # liveness
+    step_bound_s: float = math.inf
+    stepping_since: float = 0.0
+    """Time of the last step, or of the last start or loss of a trainer."""
+    slowest_step_s: float = 0.0
+
+    def wrong(self, rule: int, what: str) -> None:
+        """Report a violation at the current event."""
+        if len(self.violations) < MAX_LISTED:
+            self.violations.append(Violation(rule, self.count, what))
+        else:
+            self.unlisted += 1
+
+    def running(self) -> list[TrajectoryState]:
+        """Trajectories without an outcome."""
+        return [trajectory for trajectory in self.trajectories.values() if not trajectory.ended]
+
+    def groups_taken(self, claim: ClaimId) -> list[GroupState]:
+        """The groups that a claim took, in its order."""
+        return [self.groups[group] for group in self.claims[claim].took]
