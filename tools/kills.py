@@ -325,9 +325,12 @@ class Run:
                 due = self._until(lambda: self._step() >= order.step and self._saving())
             case When.END:
                 due = self._until(lambda: self._step() >= STEPS)
-        if due:
-            time.sleep(order.delay_s)
-        return due
+        return due and self._delayed(order.delay_s)
+
+    def _delayed(self, delay_s: float) -> bool:
+        """Wait; no longer than to the next step, so that a fast machine does not outrun the kill."""
+        step, until = self._step(), time.monotonic() + delay_s
+        return self._until(lambda: time.monotonic() >= until or self._step() > step)
 
     def _strike(self, order: Kill) -> bool:
         if order.who is Who.CONTROLLER:

@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import math
+import os
 
 import pytest
 import torch
@@ -168,6 +169,25 @@ def test_a_compiler_that_fails(anew, tmp_path, caplog, compiler, why):
     with pytest.raises((CannotCompile, OSError), match=why):
         compiled(tmp_path / "rollart")
     assert list((tmp_path / "rollart").iterdir()) == []
+
+
+def test_a_killed_compilation_leaves_files_only_in_the_cache_and_not_for_ever(monkeypatch, tmp_path):
+    killed = tmp_path / "compiler"
+    killed.write_text('#!/bin/sh\nmktemp\ncp -r "$TMPDIR" "$TMPDIR/../compile-killed"\nkill -KILL $$\n')
+    killed.chmod(0o755)
+    monkeypatch.setenv("CXX", str(killed))
+    cache, elsewhere = tmp_path / "cache", tmp_path / "tmp"
+    elsewhere.mkdir()
+    monkeypatch.setenv("TMPDIR", str(elsewhere))
+    with pytest.raises(CannotCompile):
+        compiled(cache)
+    assert list(elsewhere.iterdir()) == []
+    (left,) = cache.iterdir()
+    os.utime(left, (0, 0))
+    with pytest.raises(CannotCompile):
+        compiled(cache)
+    (left,) = cache.iterdir()
+    assert left.stat().st_mtime > 0
 
 
 def test_a_folder_that_cannot_be_written(anew, tmp_path, caplog):

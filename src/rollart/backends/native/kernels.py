@@ -13,6 +13,8 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,8 @@ FLAGS = (
 OFF = "ROLLART_NATIVE"
 """Environment variable; 0 disables the kernels."""
 COMPILE_S = 120.0
+SCRATCH = "compile-"
+"""Prefix of the folders in which compilations are under way."""
 
 
 class CannotCompile(Exception):
@@ -99,16 +103,34 @@ def compiled(folder: Path) -> Path:
     if library.exists():
         return library
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as beside:
-        draft = Path(beside) / library.name
-        _compile([compiler, *FLAGS, str(SOURCE), "-o", str(draft)])
+    _remove_abandoned(folder)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=SCRATCH) as scratch:
+        draft = Path(scratch) / library.name
+        _compile([compiler, *FLAGS, str(SOURCE), "-o", str(draft)], scratch)
         os.replace(draft, library)
     return library
 
 
-def _compile(command: list[str]) -> None:
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what compilations that were killed left behind."""
+    for scratch in folder.glob(f"{SCRATCH}*"):
+        with suppress(FileNotFoundError):
+            if time.time() - scratch.stat().st_mtime > 2 * COMPILE_S:
+                shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _compile(command: list[str], scratch: str) -> None:
+    """Run the compiler with its temporary files in `scratch`, so that nothing stays elsewhere if it is killed."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=COMPILE_S, check=False)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=COMPILE_S,
+            check=False,
+            env={**os.environ, "TMPDIR": scratch},
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CannotCompile(str(error)) from error
     if done.returncode:
