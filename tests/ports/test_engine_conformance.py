@@ -1,7 +1,8 @@
 """Every engine keeps the promises of its port."""
 
 import pytest
-from harnesses import ENGINES, run
+from harnesses.common import run
+from harnesses.engines import ENGINES
 
 from rollart.conformance.case import Case
 from rollart.conformance.engine import CASES, EngineHarness

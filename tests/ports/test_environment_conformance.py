@@ -1,7 +1,8 @@
 """Every environment worker keeps the promises of its port."""
 
 import pytest
-from harnesses import ENVIRONMENTS, run
+from harnesses.common import run
+from harnesses.environments import ENVIRONMENTS
 
 from rollart.conformance.case import Case
 from rollart.conformance.environment import CASES, EnvironmentHarness

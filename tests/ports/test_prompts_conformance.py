@@ -1,7 +1,8 @@
 """Every prompt source keeps the promises of its port."""
 
 import pytest
-from harnesses import PROMPT_SOURCES, run
+from harnesses.common import run
+from harnesses.prompt_sources import PROMPT_SOURCES
 
 from rollart.conformance.case import Case
 from rollart.conformance.prompts import CASES, PromptSourceHarness

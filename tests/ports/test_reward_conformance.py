@@ -1,7 +1,8 @@
 """Every reward worker keeps the promises of its port."""
 
 import pytest
-from harnesses import REWARDS, run
+from harnesses.common import run
+from harnesses.rewards import REWARDS
 
 from rollart.conformance.case import Case
 from rollart.conformance.reward import CASES, RewardHarness

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harnesses import RUNTIMES
+from harnesses.runtimes import RUNTIMES
 
 from rollart.conformance.case import Case, NotApplicable
 from rollart.conformance.runtime import CASES, RuntimeHarness

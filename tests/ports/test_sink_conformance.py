@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harnesses import SINKS
+from harnesses.sinks import SINKS
 
 from rollart.conformance.case import Case, NotApplicable
 from rollart.conformance.sink import CASES, EventSinkHarness

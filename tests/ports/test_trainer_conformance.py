@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from harnesses import TRAINERS, run
+from harnesses.common import run
+from harnesses.trainers import TRAINERS
 
 from rollart.conformance.case import Case
 from rollart.conformance.trainer import CASES, TrainerHarness

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from harnesses import STORES, run
+from harnesses.common import run
+from harnesses.stores import STORES
 
 from rollart.conformance.case import Case
 from rollart.conformance.weights import CASES, WeightStoreHarness
