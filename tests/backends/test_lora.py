@@ -7,8 +7,8 @@ import torch
 from packed_parts import samples
 from parts import V1, V2, V3, Driver, tiny_model
 from safetensors.torch import load_file
-from test_torch_engine import PROMPT, add, check_logprobs, engine
 from test_torch_trainer import SETTINGS, poisoned, train
+from torch_engine_parts import PROMPT, add, check_logprobs, engine
 
 from rollart.backends.engines.staging import Staging
 from rollart.backends.stores.adapters import merge_now
