@@ -1,4 +1,4 @@
-"""Connections between the controller and workers: whole blobs in order, and strangers are not listened to."""
+"""Connections between the controller and workers: complete blobs in order; strangers are rejected."""
 
 import asyncio
 import socket
@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from rollart.distributed import link
-from rollart.distributed.link import Caller, Exchange, Frames, Line, frame
+from rollart.distributed.link import Connection, Frames, Peer, PeerServer, frame
 
 HOST = "127.0.0.1"
 BLOBS = [b"", b"one", bytes(range(256)) * 5000, b"last"]
@@ -16,45 +16,45 @@ BLOBS = [b"", b"one", bytes(range(256)) * 5000, b"last"]
 
 def on_loop(test):
     async def main():
-        exchange = Exchange(HOST)
+        server = PeerServer(HOST)
         try:
             async with asyncio.timeout(100):
-                await test(exchange)
+                await test(server)
         finally:
-            await exchange.close()
+            await server.close()
 
     asyncio.run(main())
 
 
-def expected(exchange):
-    heard = []
-    caller = Caller(heard.append)
-    exchange.expect(caller)
-    return caller, heard
+def expected(server):
+    received = []
+    peer = Peer(received.append)
+    server.expect(peer)
+    return peer, received
 
 
-async def connected(exchange):
-    caller, heard = expected(exchange)
-    line = await asyncio.to_thread(Line, exchange.address, caller.secret)
-    await until(lambda: caller.there)
-    return caller, heard, line
+async def connected(server):
+    peer, received = expected(server)
+    connection = await asyncio.to_thread(Connection, server.address, peer.secret)
+    await until(lambda: peer.connected)
+    return peer, received, connection
 
 
 async def until(condition):
-    while not condition():  # noqa: ASYNC110 - what it looks at tells nobody
+    while not condition():  # noqa: ASYNC110 - the condition sends no notification
         await asyncio.sleep(0.005)
 
 
 def read_to_the_end(connection):
-    """Until the other side hangs up, politely or not."""
+    """Read until the other side closes or resets the connection."""
     with connection, suppress(ConnectionError):
         while connection.recv(1000):
             pass
 
 
-def talk_to_nobody(line):
+def send_after_close(connection):
     for _ in range(100):
-        line.say(BLOBS[2])
+        connection.send(BLOBS[2])
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 1000, 10**7])
@@ -64,100 +64,100 @@ def test_blobs_are_whole_however_the_bytes_come(size):
 
 
 def test_both_say_and_hear():
-    async def test(exchange):
-        caller, heard = expected(exchange)
-        caller.say(BLOBS[0])  # before it called
-        line = await asyncio.to_thread(Line, exchange.address, caller.secret)
-        await until(lambda: caller.there)
+    async def test(server):
+        peer, received = expected(server)
+        peer.send(BLOBS[0])  # before it has connected
+        connection = await asyncio.to_thread(Connection, server.address, peer.secret)
+        await until(lambda: peer.connected)
         for blob in BLOBS[1:]:
-            caller.say(blob)
-        listening = line.listen()
-        assert [await asyncio.to_thread(next, listening) for _ in BLOBS] == BLOBS
+            peer.send(blob)
+        blobs = connection.receive()
+        assert [await asyncio.to_thread(next, blobs) for _ in BLOBS] == BLOBS
         for blob in BLOBS:
-            await asyncio.to_thread(line.say, blob)
-        await until(lambda: len(heard) == len(BLOBS))
-        assert heard == BLOBS
-        caller.hang_up()
-        assert await asyncio.to_thread(lambda: list(listening)) == []
+            await asyncio.to_thread(connection.send, blob)
+        await until(lambda: len(received) == len(BLOBS))
+        assert received == BLOBS
+        peer.close()
+        assert await asyncio.to_thread(lambda: list(blobs)) == []
         with pytest.raises(OSError):  # noqa: PT011 - reset or broken pipe
-            await asyncio.to_thread(talk_to_nobody, line)
+            await asyncio.to_thread(send_after_close, connection)
 
     on_loop(test)
 
 
 def test_over_comes_after_the_last_blob():
-    async def test(exchange):
-        caller, heard = expected(exchange)
-        caller.over.add_done_callback(lambda _: heard.append("over"))
+    async def test(server):
+        peer, received = expected(server)
+        peer.closed.add_done_callback(lambda _: received.append("closed"))
 
-        def speak():
-            line = Line(exchange.address, caller.secret)
+        def send_all():
+            connection = Connection(server.address, peer.secret)
             for blob in BLOBS:
-                line.say(blob)
-            line._socket.close()
+                connection.send(blob)
+            connection._socket.close()
 
-        thread = threading.Thread(target=speak)
+        thread = threading.Thread(target=send_all)
         thread.start()
-        await caller.over
-        await until(lambda: heard[-1] == "over")
-        assert heard == [*BLOBS, "over"]
+        await peer.closed
+        await until(lambda: received[-1] == "closed")
+        assert received == [*BLOBS, "closed"]
         thread.join()
 
     on_loop(test)
 
 
 def test_half_a_blob_is_not_heard():
-    async def test(exchange):
-        caller, heard = expected(exchange)
-        with socket.create_connection(exchange.address) as half:
-            half.sendall(caller.secret + frame(b"whole") + frame(b"half")[:-1])
-        await caller.over
-        assert heard == [b"whole"]
+    async def test(server):
+        peer, received = expected(server)
+        with socket.create_connection(server.address) as half:
+            half.sendall(peer.secret + frame(b"whole") + frame(b"half")[:-1])
+        await peer.closed
+        assert received == [b"whole"]
 
     on_loop(test)
 
 
-@pytest.mark.parametrize("name", [b"x" * 32, b"y" * 5000])
-def test_a_stranger_is_not_listened_to(name, caplog):
-    async def test(exchange):
-        _, heard = expected(exchange)
-        stranger = socket.create_connection(exchange.address)
-        stranger.sendall(name + frame(b"hello"))
+@pytest.mark.parametrize("secret", [b"x" * 32, b"y" * 5000])
+def test_a_stranger_is_not_listened_to(secret, caplog):
+    async def test(server):
+        _, received = expected(server)
+        stranger = socket.create_connection(server.address)
+        stranger.sendall(secret + frame(b"hello"))
         await asyncio.to_thread(read_to_the_end, stranger)
-        assert heard == []
+        assert received == []
         assert "not from a worker of this run" in caplog.text
 
     on_loop(test)
 
 
 def test_a_secret_is_good_for_one_call():
-    async def test(exchange):
-        caller, heard, first = await connected(exchange)
-        second = await asyncio.to_thread(Line, exchange.address, caller.secret)
-        assert await asyncio.to_thread(lambda: list(second.listen())) == []
-        first.say(b"still here")
-        await until(lambda: heard)
-        assert heard == [b"still here"]
+    async def test(server):
+        peer, received, first = await connected(server)
+        second = await asyncio.to_thread(Connection, server.address, peer.secret)
+        assert await asyncio.to_thread(lambda: list(second.receive())) == []
+        first.send(b"still here")
+        await until(lambda: received)
+        assert received == [b"still here"]
 
     on_loop(test)
 
 
 def test_who_does_not_say_who_it_is_is_cut_off(monkeypatch):
-    monkeypatch.setattr(link, "INTRODUCTION_S", 0.05)
+    monkeypatch.setattr(link, "IDENTIFY_TIMEOUT_S", 0.05)
 
-    async def test(exchange):
-        silent = socket.create_connection(exchange.address)
-        silent.sendall(b"half a name")
+    async def test(server):
+        silent = socket.create_connection(server.address)
+        silent.sendall(b"half a secret")
         await asyncio.to_thread(read_to_the_end, silent)
 
     on_loop(test)
 
 
 def test_who_is_forgotten_is_cut_off():
-    async def test(exchange):
-        caller, _, line = await connected(exchange)
-        exchange.forget(caller)
-        assert await asyncio.to_thread(lambda: list(line.listen())) == []
-        await caller.over
+    async def test(server):
+        peer, _, connection = await connected(server)
+        server.forget(peer)
+        assert await asyncio.to_thread(lambda: list(connection.receive())) == []
+        await peer.closed
 
     on_loop(test)

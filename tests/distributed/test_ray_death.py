@@ -16,37 +16,37 @@ from pathlib import Path
 from rollart.distributed.ray_local import LocalRay, vital_processes
 from rollart.distributed.ray_runtime import RayRuntime
 from rollart.types.errors import RuntimeLost
-from test_ray_runtime import Ears, spawn
+from test_ray_runtime import RecordingListener, spawn
 from ray_workers import score
 
-async def main(local, runtime, ears):
-    runtime.listen(ears)
+async def main(local, runtime, listener):
+    runtime.listen(listener)
     for worker in ("a", "b"):
         spawn(runtime, worker)
-    await ears.until(lambda: len(ears.joins) == 2)
+    await listener.until(lambda: len(listener.joins) == 2)
     victim = dict(vital_processes())[sys.argv[1]]
     os.kill(victim.pid, signal.SIGKILL)
     began = time.monotonic()
     spawn(runtime, "pending")  # nothing will ever start it, and to kill it would block
     runtime.stop("pending")
-    await ears.until(lambda: ears.failures)
-    heard_s = time.monotonic() - began
+    await listener.until(lambda: listener.failures)
+    noticed_s = time.monotonic() - began
     spawn(runtime, "late")
     runtime.post("a", [score("echo")])
     runtime.stop("b")
     await runtime.close()
-    return victim.pid, heard_s
+    return victim.pid, noticed_s
 
 local = LocalRay(logs=Path("ray-logs"))
-runtime, ears = RayRuntime(Path("logs"), local=local), Ears()
+runtime, listener = RayRuntime(Path("logs"), local=local), RecordingListener()
 with local:
-    pid, heard_s = asyncio.run(main(local, runtime, ears))
-assert all(isinstance(error, RuntimeLost) for error in ears.failures)
+    pid, noticed_s = asyncio.run(main(local, runtime, listener))
+assert all(isinstance(error, RuntimeLost) for error in listener.failures)
 told = {
     "pid": pid,
-    "heard_s": heard_s,
-    "failures": [str(error) for error in ears.failures],
-    "deaths": ears.deaths,
+    "noticed_s": noticed_s,
+    "failures": [str(error) for error in listener.failures],
+    "deaths": listener.deaths,
     "folder": local.folder,
 }
 print(json.dumps(told))
@@ -60,7 +60,7 @@ def test_the_runtime_fails_once_and_closes(process, tmp_path):
     told = json.loads(done.stdout)
     assert told["failures"] == [f"Ray's {process} (pid {told['pid']}) of this run died (killed by SIGKILL)"]
     assert told["deaths"] == {}
-    assert told["heard_s"] < 10  # a fraction of a second, on a machine that has nothing else to do
+    assert told["noticed_s"] < 10  # a fraction of a second, on a machine that has nothing else to do
     assert done.stderr == ""
     wait_until(lambda: not Path(told["folder"]).exists())
     assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if told["folder"] in safe_text(path)]

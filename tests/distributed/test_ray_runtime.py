@@ -24,18 +24,18 @@ from rollart.distributed.ray_runtime import RayRuntime
 ODD = "ray_workers:Odd"
 
 
-class Ears:
+class RecordingListener:
     def __init__(self):
         self.joins, self.got, self.deaths, self.batches = [], {}, {}, 0
         self.news = asyncio.Event()
-        self.deaf_to = None
+        self.fails_for = None
         self.failures = []
 
     def joined(self, worker, info):
         assert info == RewardInfo(slots=1)
         self.joins.append(worker)
         self.news.set()
-        if worker == self.deaf_to:
+        if worker == self.fails_for:
             raise RuntimeError("the listener is broken")
 
     def events(self, worker, events):
@@ -68,10 +68,10 @@ class Ears:
 def with_runtime(local_ray, tmp_path):  # noqa: ARG001 - it has to be there
     def run(test, **options):
         async def main():
-            runtime, ears = RayRuntime(tmp_path / "logs", **options), Ears()
-            runtime.listen(ears)
+            runtime, listener = RayRuntime(tmp_path / "logs", **options), RecordingListener()
+            runtime.listen(listener)
             try:
-                await test(runtime, ears)
+                await test(runtime, listener)
             finally:
                 await runtime.close()
 
@@ -81,7 +81,7 @@ def with_runtime(local_ray, tmp_path):  # noqa: ARG001 - it has to be there
 
 
 async def until(condition):
-    """Wait for something that tells nobody, with the loop running."""
+    """Poll a condition that sends no notification, with the loop running."""
     async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -93,44 +93,44 @@ def spawn(runtime, worker, **settings):
 
 def test_a_killed_process_is_a_death_and_takes_no_other_with_it(with_runtime, capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(ray_runtime, "LAST_WORDS_S", 60.0)  # on a busy machine Ray takes its time to say what happened
+    monkeypatch.setattr(ray_runtime, "FINAL_REPORT_S", 60.0)  # on a busy machine Ray is slow to report
 
-    async def test(runtime, ears):
+    async def test(runtime, listener):
         for worker in ("killed", "crashed", "good"):
             spawn(runtime, worker)
         runtime.post("killed", [score("facts")])
-        pid, cores, token, threads, folder = ast.literal_eval((await ears.answer("killed")).decode())
+        pid, cores, token, threads, folder = ast.literal_eval((await listener.answer("killed")).decode())
         assert cores == [0]
         assert token is None
         assert threads == "1"
         assert folder == str(tmp_path)
-        await ears.until(lambda: len(ears.joins) == 3)
+        await listener.until(lambda: len(listener.joins) == 3)
         os.kill(pid, signal.SIGKILL)
-        await ears.until(lambda: "killed" in ears.deaths)
-        assert "its process ended without a word: killed" in ears.deaths["killed"]
+        await listener.until(lambda: "killed" in listener.deaths)
+        assert "its process ended without an error: killed" in listener.deaths["killed"]
         runtime.post("crashed", [score("crash")])
-        await ears.until(lambda: "crashed" in ears.deaths)
-        assert "crashed.log: Fatal Python error: Segmentation fault" in ears.deaths["crashed"]
+        await listener.until(lambda: "crashed" in listener.deaths)
+        assert "crashed.log: Fatal Python error: Segmentation fault" in listener.deaths["crashed"]
         runtime.post("good", [score("echo", artifact=b"well")])
-        assert await ears.answer("good") == b"well"
-        assert "good" not in ears.deaths
+        assert await listener.answer("good") == b"well"
+        assert "good" not in listener.deaths
 
     with_runtime(test, cores={Role.REWARD: (0,)})
     assert capfd.readouterr().out == ""
 
 
 def test_a_killed_process_is_a_death_though_a_copy_of_it_lives_on(with_runtime, monkeypatch):
-    monkeypatch.setattr(ray_runtime, "LAST_WORDS_S", 0.1)
+    monkeypatch.setattr(ray_runtime, "FINAL_REPORT_S", 0.1)
 
-    async def test(runtime, ears):
+    async def test(runtime, listener):
         spawn(runtime, "forked")
         runtime.post("forked", [score("fork")])
-        pid, child = ast.literal_eval((await ears.answer("forked")).decode())
+        pid, child = ast.literal_eval((await listener.answer("forked")).decode())
         os.kill(pid, signal.SIGKILL)
         try:
             # Its copy has everything open that Ray has, which then takes its time to notice.
-            await ears.until(lambda: "forked" in ears.deaths)
-            assert "its connection broke" in ears.deaths["forked"]
+            await listener.until(lambda: "forked" in listener.deaths)
+            assert "its connection broke" in listener.deaths["forked"]
         finally:
             os.kill(child, signal.SIGKILL)
 
@@ -138,11 +138,11 @@ def test_a_killed_process_is_a_death_though_a_copy_of_it_lives_on(with_runtime, 
 
 
 def test_a_process_is_titled_by_its_worker(with_runtime):
-    async def test(runtime, ears):
+    async def test(runtime, listener):
         for worker in ("reward/sum/0.0", "reward/sum/0.1"):
             spawn(runtime, worker)
             runtime.post(worker, [score("facts")])
-            process = Path("/proc", str(ast.literal_eval((await ears.answer(worker)).decode())[0]))
+            process = Path("/proc", str(ast.literal_eval((await listener.answer(worker)).decode())[0]))
             place = worker.removeprefix("reward/")
             # The call that sets it is made when the worker is spawned, and may be carried out after its first answer.
             wait_until(lambda process=process: safe_text(process / "cmdline").startswith("rollart: "))
@@ -153,19 +153,19 @@ def test_a_process_is_titled_by_its_worker(with_runtime):
 
 
 def test_a_connection_that_breaks_is_a_death(with_runtime):
-    async def test(runtime, ears):
+    async def test(runtime, listener):
         spawn(runtime, "cut")
         runtime.post("cut", [score("facts")])
-        pid = ast.literal_eval((await ears.answer("cut")).decode())[0]
+        pid = ast.literal_eval((await listener.answer("cut")).decode())[0]
         runtime.post("cut", [score("cut")])
-        await ears.until(lambda: "cut" in ears.deaths)
+        await listener.until(lambda: "cut" in listener.deaths)
         wait_until(lambda: not runs(pid))
 
     with_runtime(test)
 
 
 def test_an_error_is_told_in_a_line_and_logged_in_full(with_runtime, tmp_path):
-    async def test(runtime, ears):
+    async def test(runtime, listener):
         spawn(runtime, "reward/a/0.0", fail="in the factory")
         spawn(runtime, "reward/b/0.0")
         spawn(runtime, "reward/c/0.0")
@@ -175,13 +175,13 @@ def test_an_error_is_told_in_a_line_and_logged_in_full(with_runtime, tmp_path):
         runtime.post("reward/c/0.0", [score("wrong")])
         runtime.post("reward/d/0.0", [score("untrue")])
         runtime.post("reward/e/0.0", [score("echo", number="first")])
-        await ears.until(lambda: len(ears.deaths) == 5)
-        assert ears.deaths["reward/a/0.0"] == "ValueError: in the factory"
-        assert ears.deaths["reward/b/0.0"] == "LookupError: no such thing"
-        assert ears.deaths["reward/c/0.0"] == "TypeError: object is not a message; workers exchange types.messages"
-        assert "invalid event" in ears.deaths["reward/d/0.0"]
-        assert "`$.episode`" in ears.deaths["reward/d/0.0"]
-        assert "a command could not be decoded" in ears.deaths["reward/e/0.0"]
+        await listener.until(lambda: len(listener.deaths) == 5)
+        assert listener.deaths["reward/a/0.0"] == "ValueError: in the factory"
+        assert listener.deaths["reward/b/0.0"] == "LookupError: no such thing"
+        assert listener.deaths["reward/c/0.0"] == "TypeError: object is not a message; workers exchange types.messages"
+        assert "invalid event" in listener.deaths["reward/d/0.0"]
+        assert "`$.episode`" in listener.deaths["reward/d/0.0"]
+        assert "a command could not be decoded" in listener.deaths["reward/e/0.0"]
 
     with_runtime(test)
     for worker, line in (("a", "ValueError: in the factory"), ("b", "LookupError: no such thing")):
@@ -193,23 +193,23 @@ def test_an_error_is_told_in_a_line_and_logged_in_full(with_runtime, tmp_path):
 def test_a_worker_that_hangs_is_killed_when_it_is_stopped(with_runtime, caplog, tmp_path):
     frozen = tmp_path / "frozen"
 
-    async def test(runtime, ears):
+    async def test(runtime, listener):
         spawn(runtime, "stuck")
         runtime.post("stuck", [score("facts")])
-        pid = ast.literal_eval((await ears.answer("stuck")).decode())[0]
+        pid = ast.literal_eval((await listener.answer("stuck")).decode())[0]
         runtime.post("stuck", [score("freeze", artifact=bytes(frozen))])
         await until(frozen.exists)
         runtime.stop("stuck")
         await runtime.close()
         wait_until(lambda: not runs(pid))
-        assert not ears.deaths
+        assert not listener.deaths
 
     with_runtime(test, close_timeout_s=0.3)
     assert "stuck did not close within 0.3 s" in caplog.text
 
 
 def test_large_and_small_messages_keep_their_order(with_runtime):
-    async def test(runtime, ears):
+    async def test(runtime, listener):
         workers = [f"w{number}" for number in range(4)]
         for worker in workers:
             spawn(runtime, worker)
@@ -221,22 +221,22 @@ def test_large_and_small_messages_keep_their_order(with_runtime):
             if number % 3 == 0:
                 await asyncio.sleep(0)
         for worker in workers:
-            await ears.until(lambda worker=worker: len(ears.got.get(worker, ())) == 64)
-            assert [event.episode for event in ears.got[worker]] == list(range(64))
-        assert ears.got["w0"][5].artifact == large
-        assert ears.batches < 4 * 64  # what waits travels together
+            await listener.until(lambda worker=worker: len(listener.got.get(worker, ())) == 64)
+            assert [event.episode for event in listener.got[worker]] == list(range(64))
+        assert listener.got["w0"][5].artifact == large
+        assert listener.batches < 4 * 64  # what waits travels together
 
     with_runtime(test)
 
 
 def test_a_broken_listener_loses_nothing_but_its_own(with_runtime):
-    async def test(runtime, ears):
+    async def test(runtime, listener):
         problems = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
-        ears.deaf_to = "w"
+        listener.fails_for = "w"
         spawn(runtime, "w")
         runtime.post("w", [score("echo")])
-        await ears.until(lambda: ears.got)
+        await listener.until(lambda: listener.got)
         assert "broken" in str(problems[0]["exception"])
 
     with_runtime(test)
@@ -248,9 +248,9 @@ def test_what_cannot_travel_or_be_is_refused(tmp_path):
         runtime = RayRuntime(tmp_path)
         with pytest.raises(InvariantBroken, match="listen"):
             spawn(runtime, "w")
-        runtime.listen(Ears())
+        runtime.listen(RecordingListener())
         with pytest.raises(InvariantBroken, match="once"):
-            runtime.listen(Ears())
+            runtime.listen(RecordingListener())
         with pytest.raises(RequestError, match=r"'store' of worker w is a MemoryStore.*lives in one process"):
             spawn(runtime, "w", size=3, store=MemoryStore())
         runtime.stop("never there")
@@ -268,9 +268,9 @@ def test_what_cannot_travel_or_be_is_refused(tmp_path):
 def test_nothing_listens_beyond_this_machine(with_runtime):
     """Every listening socket of this process and of all that it started is on the loopback address."""
 
-    async def test(runtime, ears):
+    async def test(runtime, listener):
         spawn(runtime, "w")
-        await ears.until(lambda: ears.joins)
+        await listener.until(lambda: listener.joins)
         found = listening()
         assert len(found) >= 4  # at least Ray's own server, its node, this process and the worker
         assert {address[-8:] for address in found} == {"0100007F"}  # 127.0.0.1, as such or within IPv6
@@ -336,11 +336,11 @@ def test_workers_never_join_a_ray_that_they_find(tmp_path):
 import asyncio
 from pathlib import Path
 from rollart.distributed.ray_runtime import RayRuntime
-from test_ray_runtime import Ears, spawn
+from test_ray_runtime import RecordingListener, spawn
 
 async def main():
     runtime = RayRuntime(Path())
-    runtime.listen(Ears())
+    runtime.listen(RecordingListener())
     spawn(runtime, "w")
 
 asyncio.run(main())
@@ -361,18 +361,18 @@ import asyncio, os, signal, sys
 from pathlib import Path
 from rollart.distributed.ray_local import LocalRay
 from rollart.distributed.ray_runtime import RayRuntime
-from test_ray_runtime import Ears, spawn, until
+from test_ray_runtime import RecordingListener, spawn, until
 from ray_workers import score
 
 async def main():
     frozen = Path(sys.argv[1], "frozen")
-    runtime, ears = RayRuntime(Path(sys.argv[1]), close_timeout_s=0.5), Ears()
-    runtime.listen(ears)
+    runtime, listener = RayRuntime(Path(sys.argv[1]), close_timeout_s=0.5), RecordingListener()
+    runtime.listen(listener)
     spawn(runtime, "w")
     spawn(runtime, "stuck")
     runtime.post("w", [score("child")])
-    await ears.until(lambda: len(ears.joins) == 2)
-    print((await ears.answer("w")).decode(), flush=True)
+    await listener.until(lambda: len(listener.joins) == 2)
+    print((await listener.answer("w")).decode(), flush=True)
     runtime.post("stuck", [score("freeze", artifact=bytes(frozen))])
     await until(frozen.exists)
     if sys.argv[2] == "killed":

@@ -64,7 +64,7 @@ class InlineRuntime:
             raise InvariantBroken(f"worker id {worker!r} was used before; every incarnation needs its own id")
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-        host = _Host(worker, role, factory, dict(settings), self._loop.time, self._tell)
+        host = _Host(worker, role, factory, dict(settings), self._loop.time, self._deliver)
         self._names.add(worker)
         self._hosts[worker] = host
         host.thread.start()
@@ -111,7 +111,7 @@ class InlineRuntime:
             if host is not None:
                 host.drive.give(commands)
 
-    def _tell(self, host: "_Host", call: Callable[[Listener], None], last: bool) -> None:
+    def _deliver(self, host: "_Host", call: Callable[[Listener], None], last: bool) -> None:
         """Queue a call of the listener for the loop. Called by worker threads."""
         assert self._loop is not None
         with self._inbox_lock:
@@ -166,20 +166,20 @@ class _Host:
         factory: str,
         settings: dict[str, Any],
         clock: Callable[[], float],
-        tell: Callable[["_Host", Callable[[Listener], None], bool], None],
+        deliver: Callable[["_Host", Callable[[Listener], None], bool], None],
     ) -> None:
         self.worker = worker
         self.factory = factory
         self.silent = False
         self.drive = Drive(worker, lambda wake: load(factory)(settings, wake), clock, self)
         self.thread = threading.Thread(target=self.drive.run, name=f"{role.value}:{worker}", daemon=True)
-        self._tell = tell
+        self._deliver = deliver
 
     def joined(self, info: WorkerInfo) -> None:
-        self._tell(self, lambda listener: listener.joined(self.worker, info), False)
+        self._deliver(self, lambda listener: listener.joined(self.worker, info), False)
 
     def events(self, events: list[WorkerEvent]) -> None:
-        self._tell(self, lambda listener: listener.events(self.worker, events), False)
+        self._deliver(self, lambda listener: listener.events(self.worker, events), False)
 
     def died(self, reason: str) -> None:
-        self._tell(self, lambda listener: listener.died(self.worker, reason), True)
+        self._deliver(self, lambda listener: listener.died(self.worker, reason), True)

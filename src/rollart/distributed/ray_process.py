@@ -1,7 +1,7 @@
 """The process of one worker, as a Ray actor.
 
-    controller ──► Line ──► Drive's mailbox ──► the worker, in a thread of its own
-    controller ◄── Line ◄── Voice ◄── joined, events, died
+    controller ──► Connection ──► Drive's mailbox ──► the worker, in a thread of its own
+    controller ◄── Connection ◄── EventSender ◄── joined, events, died
 
 Ray starts the process, detects its death and ends it. Frequent messages have their own connection (`link`): a Ray call
 takes several times the CPU time.
@@ -24,7 +24,7 @@ import ray
 import ray._private.worker as ray_worker
 
 from rollart.distributed.driving import Drive
-from rollart.distributed.link import Address, Line
+from rollart.distributed.link import Address, Connection
 from rollart.distributed.wire import Died, Message, decode, encode
 from rollart.ports.factory import load
 from rollart.ports.worker import Worker
@@ -84,21 +84,21 @@ class WorkerProcess:
         os.chdir(order.folder)
         sys.path.extend(path for path in order.import_path if path not in sys.path)
         self._title = title_of(order.role, order.worker)
-        self._line = Line(order.address, order.secret)
-        self._voice = Voice(self._line)
+        self._connection = Connection(order.address, order.secret)
+        self._sender = EventSender(self._connection)
         self._starting_s = 0.0
-        self._drive = Drive(order.worker, self._build(order), time.monotonic, self._voice)
+        self._drive = Drive(order.worker, self._build(order), time.monotonic, self._sender)
         self._thread = threading.Thread(target=self._drive.run, name=f"{order.role}:{order.worker}", daemon=True)
         self._thread.start()
-        threading.Thread(target=self._listen, name="commands", daemon=True).start()
+        threading.Thread(target=self._receive, name="commands", daemon=True).start()
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         """Receive commands. An error here is reported as a death, since no caller awaits an answer."""
-        for blob in self._line.listen():
+        for blob in self._connection.receive():
             try:
                 self._drive.give(cast("list[WorkerCommand]", decode(blob)))
             except msgspec.MsgspecError as error:
-                self._voice.died(f"a command could not be decoded: {error}")
+                self._sender.died(f"a command could not be decoded: {error}")
 
     @ray.method(concurrency_group=WATCH)  # type: ignore[untyped-decorator]
     def wait(self) -> None:
@@ -132,33 +132,33 @@ class WorkerProcess:
         return build
 
 
-class Voice:
+class EventSender:
     """Sends the worker's reports at once. A death is the last one."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
-        self._speaking = threading.Lock()
-        self._over = False
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._closed = False
 
     def joined(self, info: WorkerInfo) -> None:
-        self._say([info])
+        self._send([info])
 
     def events(self, events: list[WorkerEvent]) -> None:
-        self._say(events)
+        self._send(events)
 
     def died(self, reason: str) -> None:
-        self._say([Died(reason)], last=True)
+        self._send([Died(reason)], last=True)
 
-    def _say(self, messages: Sequence[Message], *, last: bool = False) -> None:
+    def _send(self, messages: Sequence[Message], *, last: bool = False) -> None:
         blob = encode(messages)
-        with self._speaking:
-            if self._over:
+        with self._lock:
+            if self._closed:
                 return
-            self._over = last
+            self._closed = last
             try:
-                self._line.say(blob)
+                self._connection.send(blob)
             except OSError:
-                self._over = True
+                self._closed = True
                 if not last:
                     raise  # the controller is gone: the worker ends
                 logger.warning("the controller was gone before the death was reported")

@@ -10,7 +10,7 @@ or a dead process is the worker's death, reported after everything that it sent 
 Ray never restarts anything: the control plane decides. A stopped worker has `close_timeout_s` to close, then its
 process is killed, even if it hangs in native code.
 
-The caller starts Ray (`ray_local.LocalRay`); several runtimes may use it one after the other. When Ray itself dies the
+The peer starts Ray (`ray_local.LocalRay`); several runtimes may use it one after the other. When Ray itself dies the
 runtime fails: the listener gets `failed` and nothing after it, and Ray is not called any more, since it might block.
 """
 
@@ -30,7 +30,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from rollart.distributed.interpreter import project_paths
-from rollart.distributed.link import Caller, Exchange
+from rollart.distributed.link import Peer, PeerServer
 from rollart.distributed.ray_local import LocalRay
 from rollart.distributed.ray_process import WATCH, Order, WorkerProcess
 from rollart.distributed.wire import Died, Message, decode, encode
@@ -42,8 +42,8 @@ from rollart.types.messages import Role, WorkerCommand, WorkerInfo
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 5.0
-LAST_WORDS_S = 1.0
-"""Grace period for messages of a dead process in flight, and for Ray to report why it died."""
+FINAL_REPORT_S = 1.0
+"""Time to wait for messages of a dead process in flight, and for Ray to report why it died."""
 LOG_TAIL_BYTES = 16384
 UNEXPLAINED = "Worker unexpectedly exits with a connection error"
 """Ray's generic message for a process that is suddenly gone; it then lists possible causes."""
@@ -76,7 +76,7 @@ class RayRuntime:
         self._ending: set[asyncio.Task[None]] = set()
         self._names: set[WorkerId] = set()
         self._outgoing: dict[WorkerId, list[WorkerCommand]] = {}
-        self._exchange: Exchange | None = None
+        self._server: PeerServer | None = None
         self.cpu_s: dict[WorkerId, float] = {}
         """CPU seconds of stopped workers, from when they were built; only of those that closed in time."""
         self._closed = False
@@ -102,12 +102,12 @@ class RayRuntime:
         if not ray.is_initialized():  # Ray would start implicitly, or join any instance that it finds
             raise RequestError("Ray is not running; open a LocalRay first")
         self._loop = asyncio.get_running_loop()
-        if self._exchange is None:
-            self._exchange = Exchange(ray.util.get_node_ip_address())
+        if self._server is None:
+            self._server = PeerServer(ray.util.get_node_ip_address())
             if self._local is not None:
                 self._local.when_lost(self._ray_lost)
         log = self._logs / f"{worker}.log"
-        host = _Host(worker, log, self._hear)
+        host = _Host(worker, log, self._on_message)
         order = Order(
             worker,
             role.value,
@@ -117,12 +117,12 @@ class RayRuntime:
             str(Path.cwd()),
             str(log),
             tuple(self._cores.get(role, ())),
-            self._exchange.address,
-            host.caller.secret,
+            self._server.address,
+            host.peer.secret,
         )
         self._names.add(worker)
         self._hosts[worker] = host
-        self._exchange.expect(host.caller)
+        self._server.expect(host.peer)
         host.actor = _actor(python).remote(msgspec.msgpack.encode(order))
         host.watching = self._loop.create_task(self._watch(host), name=f"watch {worker}")
 
@@ -149,20 +149,20 @@ class RayRuntime:
         for worker in list(self._hosts):
             self.stop(worker)
         await asyncio.gather(*self._ending, return_exceptions=self._failed)  # if failed, they are cancelled
-        if self._exchange is not None:
-            await self._exchange.close()
+        if self._server is not None:
+            await self._server.close()
 
     def _flush(self, worker: WorkerId) -> None:
         commands = self._outgoing.pop(worker)
         host = self._hosts.get(worker)
         if host is not None:
-            host.caller.say(encode(commands))
+            host.peer.send(encode(commands))
 
-    def _hear(self, host: "_Host", blob: bytes) -> None:
+    def _on_message(self, host: "_Host", blob: bytes) -> None:
         if host.worker not in self._hosts or host.reason.done():
             return
         try:
-            died = self._tell(host, decode(blob))
+            died = self._deliver(host, decode(blob))
         except msgspec.MsgspecError as error:
             died = Died(f"it sent an invalid event: {error}")
         if died is not None:
@@ -171,11 +171,11 @@ class RayRuntime:
     async def _watch(self, host: "_Host") -> None:
         """Report the worker's death. Cancelled by `stop`, after which nothing is reported."""
         process: asyncio.Future[None] = asyncio.ensure_future(host.actor.wait.remote())
-        last_words: set[asyncio.Future[Any]] = {host.caller.over, host.reason}
+        final_report: set[asyncio.Future[Any]] = {host.peer.closed, host.reason}
         try:
-            await asyncio.wait({process, *last_words}, return_when=asyncio.FIRST_COMPLETED)
-            if not host.reason.done() and host.caller.there:
-                await asyncio.wait(last_words, timeout=LAST_WORDS_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({process, *final_report}, return_when=asyncio.FIRST_COMPLETED)
+            if not host.reason.done() and host.peer.connected:
+                await asyncio.wait(final_report, timeout=FINAL_REPORT_S, return_when=asyncio.FIRST_COMPLETED)
             reason = host.reason.result() if host.reason.done() else await _cause_of_end(process, host.log)
         finally:
             process.cancel()
@@ -206,7 +206,7 @@ class RayRuntime:
     def _lost(self) -> bool:
         return self._local is not None and bool(self._local.lost())
 
-    def _tell(self, host: "_Host", messages: list[Message]) -> Died | None:
+    def _deliver(self, host: "_Host", messages: list[Message]) -> Died | None:
         """Deliver one batch: at most `joined` first and a death last, which is returned to the caller."""
         worker = host.worker
         if isinstance(messages[0], INFOS) and worker in self._hosts:
@@ -244,18 +244,18 @@ class RayRuntime:
             ray.kill(host.actor)
 
     def _forget(self, host: "_Host") -> None:
-        assert self._exchange is not None  # created with the first host
-        self._exchange.forget(host.caller)
+        assert self._server is not None  # created with the first host
+        self._server.forget(host.peer)
 
 
 class _Host:
     """The controller's side of one worker."""
 
-    def __init__(self, worker: WorkerId, log: Path, hear: Callable[["_Host", bytes], None]) -> None:
+    def __init__(self, worker: WorkerId, log: Path, on_message: Callable[["_Host", bytes], None]) -> None:
         self.worker = worker
         self.log = log
         self.actor: ActorHandle
-        self.caller = Caller(lambda blob: hear(self, blob))
+        self.peer = Peer(lambda blob: on_message(self, blob))
         self.reason: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Cause of its death, if it could report it itself."""
         self.watching: asyncio.Task[None]
@@ -294,13 +294,13 @@ def _pickled(worker: WorkerId, settings: Mapping[str, Any]) -> dict[str, bytes]:
 async def _cause_of_end(process: asyncio.Future[None], log: Path) -> str:
     """Cause of death of a worker that did not report one."""
     try:
-        async with asyncio.timeout(LAST_WORDS_S):
+        async with asyncio.timeout(FINAL_REPORT_S):
             await process
     except RayError as error:
         return _cause(error, log)
     except TimeoutError:
         pass
-    return _with_last_words("its connection broke", log)
+    return _with_last_log_line("its connection broke", log)
 
 
 def _cause(error: RayError, log: Path) -> str:
@@ -309,16 +309,16 @@ def _cause(error: RayError, log: Path) -> str:
         return f"{type(error.cause).__name__}: {error.cause}"
     reason = str(error).strip().splitlines()[-1]
     if UNEXPLAINED in reason:
-        reason = "its process ended without a word: killed, by hand or for lack of memory, or by a crash in native code"
-    return _with_last_words(reason, log)
+        reason = "its process ended without an error: killed by hand or for lack of memory, or a crash in native code"
+    return _with_last_log_line(reason, log)
 
 
-def _with_last_words(reason: str, log: Path) -> str:
-    said = _last_words(log)
-    return f"{reason}; {log}: {said}" if said else reason
+def _with_last_log_line(reason: str, log: Path) -> str:
+    line = _last_log_line(log)
+    return f"{reason}; {log}: {line}" if line else reason
 
 
-def _last_words(log: Path) -> str:
+def _last_log_line(log: Path) -> str:
     """The last line of a log; after a crash in native code, the line that names it."""
     try:
         tail = log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
