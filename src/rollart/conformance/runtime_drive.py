@@ -1,4 +1,4 @@
-"""Description of a runtime for the suite (`RuntimeHarness`), and a recording listener (`Audience`)."""
+"""A runtime for the suite: its description (`RuntimeHarness`), and a driver that records callbacks (`RuntimeDrive`)."""
 
 import asyncio
 import threading
@@ -35,7 +35,7 @@ class RuntimeHarness:
 
 
 @dataclass(frozen=True)
-class Heard:
+class ListenerCall:
     """One call of the listener."""
 
     worker: WorkerId
@@ -43,15 +43,15 @@ class Heard:
     details: object = None
 
 
-class Audience:
-    """A runtime, and all its callbacks in order."""
+class RuntimeDrive:
+    """A runtime as seen by its listener: all calls of it, and all its callbacks in order."""
 
     def __init__(self, harness: RuntimeHarness) -> None:
         self.harness = harness
         self.runtime = harness.build()
-        self.heard: list[Heard] = []
-        self.off_loop: list[Heard] = []
-        self.inside: list[Heard] = []
+        self.calls: list[ListenerCall] = []
+        self.off_loop: list[ListenerCall] = []
+        self.inside: list[ListenerCall] = []
         self.on_joined: Callable[[WorkerId], None] = lambda _worker: None
         self.on_died: Callable[[WorkerId], None] = lambda _worker: None
         self._thread = threading.get_ident()
@@ -60,7 +60,7 @@ class Audience:
         with self._call():
             self.runtime.listen(self)
 
-    async def __aenter__(self) -> "Audience":
+    async def __aenter__(self) -> "RuntimeDrive":
         return self
 
     async def __aexit__(self, *details: object) -> None:
@@ -69,26 +69,26 @@ class Audience:
     # --- listener
 
     def joined(self, worker: WorkerId, info: WorkerInfo) -> None:
-        self._hear(Heard(worker, "joined", info))
+        self._record(ListenerCall(worker, "joined", info))
         self.on_joined(worker)
 
     def events(self, worker: WorkerId, events: Sequence[WorkerEvent]) -> None:
         for event in events:
-            self._hear(Heard(worker, "event", event))
+            self._record(ListenerCall(worker, "event", event))
 
     def died(self, worker: WorkerId, reason: str) -> None:
-        self._hear(Heard(worker, "died", reason))
+        self._record(ListenerCall(worker, "died", reason))
         self.on_died(worker)
 
     def failed(self, error: RuntimeLost) -> None:
         raise ConformanceError(f"the runtime failed: {error}")
 
-    def _hear(self, heard: Heard) -> None:
-        self.heard.append(heard)
+    def _record(self, call: ListenerCall) -> None:
+        self.calls.append(call)
         if threading.get_ident() != self._thread:
-            self.off_loop.append(heard)
+            self.off_loop.append(call)
         if self._calling:
-            self.inside.append(heard)
+            self.inside.append(call)
         self._news.set()
 
     # --- calls of the runtime
@@ -118,23 +118,23 @@ class Audience:
 
     # --- recorded callbacks
 
-    def of(self, worker: WorkerId) -> list[Heard]:
-        return [heard for heard in self.heard if heard.worker == worker]
+    def of(self, worker: WorkerId) -> list[ListenerCall]:
+        return [call for call in self.calls if call.worker == worker]
 
     def keys(self, worker: WorkerId) -> list[str]:
         """Keys of answered questions, in the order of their answers."""
-        return [heard.details.key for heard in self.of(worker) if isinstance(heard.details, Scored)]
+        return [call.details.key for call in self.of(worker) if isinstance(call.details, Scored)]
 
     def value(self, worker: WorkerId, key: str) -> float:
         return next(
-            heard.details.value
-            for heard in self.of(worker)
-            if isinstance(heard.details, Scored) and heard.details.key == key
+            call.details.value
+            for call in self.of(worker)
+            if isinstance(call.details, Scored) and call.details.key == key
         )
 
     def fate(self, worker: WorkerId) -> str:
         """Why the worker died; empty if it has not."""
-        return next((f"died: {heard.details}" for heard in self.of(worker) if heard.what == "died"), "")
+        return next((f"died: {call.details}" for call in self.of(worker) if call.what == "died"), "")
 
     async def until(self, condition: Callable[[], object], promise: str) -> None:
         """Wait for something that the contract promises."""
@@ -144,7 +144,7 @@ class Audience:
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
-            recent = [f"{heard.worker} {heard.what}" for heard in self.heard[-6:]]
+            recent = [f"{call.worker} {call.what}" for call in self.calls[-6:]]
             raise ConformanceError(
                 f"{promise}, but not within {self.harness.within_s:g} s; last callbacks: {recent or 'none'}"
             ) from None
