@@ -28,7 +28,7 @@ from rollart.backends.engines.vllm_core import VllmCore
 
 if __name__ == "__main__":
     core = VllmCore(VllmEngineSettings.model_validate_json(sys.argv[1]).vllm_arguments())
-    core.listen(lambda _said: None)
+    core.listen(lambda _event: None)
     print(json.dumps([child.pid for child in psutil.Process().children(recursive=True)]), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -50,7 +50,7 @@ def test_it_closes_in_time(tmp_path: Path, hangs: bool) -> None:
     before = set(psutil.Process().children(recursive=True))
     options = VllmEngineSettings.model_validate(settings(model_folder(tmp_path / "model"), None))
     core = VllmCore(options.vllm_arguments())
-    core.listen(lambda _said: None)
+    core.listen(lambda _event: None)
     started = set(psutil.Process().children(recursive=True)) - before
     engine = [process for process in started if "VLLM::" in process.name()]
     assert len(engine) == 2, "a core and a rank"

@@ -195,7 +195,7 @@ def test_a_core_that_hangs_is_silent_and_goes_on(drive):
 
 def test_a_broken_core_ends_the_worker(folder, store):
     worker = VllmEngine(settings(folder, store), lambda: None, start=lambda _: spare_core(folder))
-    worker._hear(Broken(RuntimeError("out of memory")))
+    worker._on_core_event(Broken(RuntimeError("out of memory")))
     with pytest.raises(EngineFault, match=r"out of memory.*Restart the engine"):
         worker.advance(0.0)
     worker.close()

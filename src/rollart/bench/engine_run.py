@@ -112,7 +112,7 @@ class EngineSide:
             for event in self._engine.advance(0.0).events:
                 if not isinstance(event, TurnDone):
                     raise RunError(f"expected every turn to be served, but got {event}")
-                self._engine.post([conversation.hear(event)])
+                self._engine.post([conversation.on_turn_done(event)])
         self._engine.advance(0.0)
 
     @contextmanager
@@ -183,7 +183,7 @@ class _Conversation:
     def begin(self) -> list[Add]:
         return [self._add(index) for index in range(len(self._turns))]
 
-    def hear(self, done: TurnDone) -> Add | EndSession:
+    def on_turn_done(self, done: TurnDone) -> Add | EndSession:
         index = self.waiting.pop(done.request)
         self._logs[index].append_sampled(done.generated)
         return self._add(index) if self._turns[index] else EndSession(TrajectoryId(index))

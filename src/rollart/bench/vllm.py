@@ -97,11 +97,11 @@ def _engine(folder: Path, lengths: list[tuple[int, int]], arguments: dict[str, A
     arguments |= {"max_num_seqs": slots, "max_model_len": context}
 
     def wait(count: int, kind: type) -> list[Any]:
-        heard: list[Any] = []
-        while len(heard) < count:
-            heard += [event for event in engine.advance(time.monotonic()).events if isinstance(event, kind)]
+        events: list[Any] = []
+        while len(events) < count:
+            events += [event for event in engine.advance(time.monotonic()).events if isinstance(event, kind)]
             time.sleep(POLL_S)
-        return heard
+        return events
 
     engine.post([Stage(manifest)])
     wait(1, Staged)

@@ -48,8 +48,8 @@ def audit(
             console.print(str(violation), markup=False, highlight=False)
         if unlisted:
             console.print(f"… and {unlisted:,} more")
-        told = f" ({pruned:,} of them pruned)" if pruned else ""
-        console.print(f"{events:,} events{told}, {len(violations) + unlisted} violations")
+        note = f" ({pruned:,} of them pruned)" if pruned else ""
+        console.print(f"{events:,} events{note}, {len(violations) + unlisted} violations")
         if report is not None:
             if report.stop is None:
                 console.print(f"the run did not end: {report.open_trajectories} trajectories open")

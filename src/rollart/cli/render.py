@@ -95,8 +95,8 @@ def _gap(old: Mapping[TimeUse, float], new: Mapping[TimeUse, float]) -> str:
     """The causes whose time changed most, largest first."""
     change = {cause: new.get(cause, 0.0) - old.get(cause, 0.0) for cause in causes_of([old, new])}
     largest = max((abs(seconds) for seconds in change.values()), default=0.0)
-    told = sorted((c for c in change if abs(change[c]) >= 0.05 * largest > 0), key=lambda c: change[c])
-    return ", ".join(f"{words(cause)} {change[cause]:+.2f} s" for cause in told) or "no difference"
+    causes = sorted((c for c in change if abs(change[c]) >= 0.05 * largest > 0), key=lambda c: change[c])
+    return ", ".join(f"{words(cause)} {change[cause]:+.2f} s" for cause in causes) or "no difference"
 
 
 def _figures(report: Report) -> Table:
@@ -119,10 +119,10 @@ def _pools(report: Report) -> Table:
     for pool, seconds in report.pools.items():
         total = sum(seconds.values()) or 1.0
         idle = sorted((cause for cause in seconds if cause is not TimeUse.BUSY), key=lambda cause: -seconds[cause])
-        told = [f"{words(cause)} {seconds[cause] / total:.1%}" for cause in idle if seconds[cause] / total >= 0.0005]
+        shares = [f"{words(cause)} {seconds[cause] / total:.1%}" for cause in idle if seconds[cause] / total >= 0.0005]
         engines = report.engines.get(pool)
         name = f"{pool} ({engines} engine{'s' if engines > 1 else ''})" if engines else pool
-        table.add_row(name, f"{seconds.get(TimeUse.BUSY, 0.0) / total:.1%}", ", ".join(told))
+        table.add_row(name, f"{seconds.get(TimeUse.BUSY, 0.0) / total:.1%}", ", ".join(shares))
     return table
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from rollart.backends.engines.sampling import seed_at
 from rollart.backends.engines.sessions import Sessions, Turn, VersionedSession
 from rollart.backends.engines.shell import EngineSettings, EngineShell, Reported, Steps
-from rollart.backends.engines.vllm_core import Alive, Broken, Ended, Loaded, Said, Sampled, VllmCore
+from rollart.backends.engines.vllm_core import Alive, Broken, CoreEvent, Ended, Loaded, Sampled, VllmCore
 from rollart.ports.worker import Advance
 from rollart.types.errors import EngineFault, RequestError
 from rollart.types.ids import RequestId
@@ -72,17 +72,17 @@ class VllmTurn(Turn):
         self._version: Version | None = None
         """Version of its last token."""
 
-    def hear(self, said: Sampled, *, recompute: bool) -> None:
+    def extend(self, sampled: Sampled, *, recompute: bool) -> None:
         """Append sampled tokens; when their version changes, count the KV that had to be recomputed."""
-        sampled = self.sampled
-        for run in said.runs:
+        count = self.sampled
+        for run in sampled.runs:
             if self._version is None:
-                self._begin(said.cached, run.version, recompute=recompute)
+                self._begin(sampled.cached, run.version, recompute=recompute)
             elif run.version != self._version and recompute:
-                self.recomputed += self.prompt_length + sampled - 1
+                self.recomputed += self.prompt_length + count - 1
             self._version = run.version
-            sampled += run.length
-        self.take(said.tokens, said.logprobs, said.runs)
+            count += run.length
+        self.take(sampled.tokens, sampled.logprobs, sampled.runs)
         if self.is_current and self._version is not None:
             self.session.mark_computed(self._version)
 
@@ -109,17 +109,17 @@ class VllmEngine(EngineShell[VersionedSession, VllmTurn]):
         own = self._settings = VllmEngineSettings.model_validate(dict(settings))
         self._recompute = own.pool.kv_on_update is KvOnUpdate.RECOMPUTE
         self._wake = wake
-        self._said: SimpleQueue[Said] = SimpleQueue()
+        self._core_events: SimpleQueue[CoreEvent] = SimpleQueue()
         self._alive = False
         """Whether the core has answered since the last report."""
         self._core = (start or _start)(own)
         super().__init__(own.info(own.pool.kv_on_update), Sessions(VersionedSession), vocabulary=self._core.vocabulary)
         self._steps = self._core.steps
-        self._core.listen(self._hear)
+        self._core.listen(self._on_core_event)
 
     def advance(self, now: float) -> Advance:
         events: list[WorkerEvent] = []
-        self._note(self._heard(), events)
+        self._note(self._handle_core_events(), events)
         self._obey_commands(events)
         self._report(now, events)
         return Advance(events, self._report_at)
@@ -130,28 +130,28 @@ class VllmEngine(EngineShell[VersionedSession, VllmTurn]):
 
     # --- what the core reports
 
-    def _hear(self, said: Said) -> None:
+    def _on_core_event(self, event: CoreEvent) -> None:
         """Called in the core's thread. Tokens do not wake the worker: they wait for the next report."""
-        self._said.put(said)
-        if not isinstance(said, Sampled | Alive):
+        self._core_events.put(event)
+        if not isinstance(event, Sampled | Alive):
             self._wake()
 
-    def _heard(self) -> Iterator[Reported]:
+    def _handle_core_events(self) -> Iterator[Reported]:
         while True:
             try:
-                said = self._said.get_nowait()
+                event = self._core_events.get_nowait()
             except Empty:
                 return
             self._alive = True
-            match said:
+            match event:
                 case Sampled():
-                    self._turns[RequestId(int(said.request))].hear(said, recompute=self._recompute)
+                    self._turns[RequestId(int(event.request))].extend(event, recompute=self._recompute)
                 case Ended():
-                    yield self._ended(said)
+                    yield self._ended(event)
                 case Loaded(version):
                     yield Updated(version)
                 case Staged() | StageFailed():
-                    yield said
+                    yield event
                 case Broken(error):
                     raise EngineFault(f"vLLM failed: {type(error).__name__}: {error}. Restart the engine.") from error
 

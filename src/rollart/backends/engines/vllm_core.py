@@ -79,7 +79,7 @@ class Broken(NamedTuple):
     error: BaseException
 
 
-Said = Sampled | Ended | Loaded | Alive | Broken | Staged | StageFailed
+CoreEvent = Sampled | Ended | Loaded | Alive | Broken | Staged | StageFailed
 
 
 class VllmCore:
@@ -90,7 +90,7 @@ class VllmCore:
         self._engine: Any
         self.vocabulary: int
         self.tokenizer: bool
-        self._listener: Callable[[Said], None] = lambda _said: None
+        self._listener: Callable[[CoreEvent], None] = lambda _event: None
         self._stamps: dict[str, deque[VersionRun]] = {}
         """Per request: versions of tokens in transit to its follower."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -111,7 +111,7 @@ class VllmCore:
 
     # --- calls, from any thread
 
-    def listen(self, listener: Callable[[Said], None]) -> None:
+    def listen(self, listener: Callable[[CoreEvent], None]) -> None:
         """Set the listener. Resets all state: no request, nothing staged, not paused."""
         self._wait(self._reset(listener), START_PATIENCE_S)
 
@@ -207,8 +207,8 @@ class VllmCore:
         await self._add("warm-up", [0] * 8, Sampling(max_tokens=2), 0)
         await asyncio.gather(*self._tasks)
 
-    async def _reset(self, listener: Callable[[Said], None]) -> None:
-        self._listener = lambda _said: None
+    async def _reset(self, listener: Callable[[CoreEvent], None]) -> None:
+        self._listener = lambda _event: None
         await self._engine.abort(list(self._stamps))
         await asyncio.gather(*self._tasks)
         await self._engine.collective_rpc("rollart_open", args=(os.getpid(),))
@@ -217,7 +217,7 @@ class VllmCore:
         self._listener = listener
 
     async def _shutdown(self) -> None:
-        self._listener = lambda _said: None
+        self._listener = lambda _event: None
         # vLLM's output handler would log the end of the core as an error.
         tasks = [task for task in (self._caller, *self._tasks, self._engine.output_handler) if task is not None]
         for task in tasks:

@@ -117,10 +117,10 @@ class _Fetching:
         threading.Thread(target=self._fetch, name=f"stage-{manifest.version}", daemon=True).start()
 
     def _fetch(self) -> None:
-        said: Staged | StageFailed | None = None
-        while said is None:
-            said = self._staging.slice()
-        self.answer = said.reason if isinstance(said, StageFailed) else ""
+        result: Staged | StageFailed | None = None
+        while result is None:
+            result = self._staging.slice()
+        self.answer = result.reason if isinstance(result, StageFailed) else ""
 
     def take(self) -> Tensors:
         return self._staging.take(self._version)
