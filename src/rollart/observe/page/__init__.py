@@ -1,9 +1,9 @@
-"""`report.html`: a run folder as one page that needs nothing else.
+"""`report.html`: a run folder as one self-contained page.
 
     journal ──► timeline, slots ─┐
     journal ──► audit, report ───┼─► data.PageData ──► html: template + style + script + the data as JSON
     metrics, trajectories ───────┘
 
-What holds: every part is bounded, however long the run was; nothing of a run reaches the page but as text; a folder
-whose run is unfinished or was killed has a page too.
+Invariants: every part is bounded, however long the run was; data of the run reaches the page only as text; unfinished
+and killed runs have a page too.
 """

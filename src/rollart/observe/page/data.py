@@ -1,4 +1,4 @@
-"""Everything that the page shows, as plain data."""
+"""All data of the page, as plain structs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,11 +16,11 @@ from rollart.observe.steps import EvalRecord, Record, StepFold, StepRecord
 from rollart.types.journal import JournalEvent, TimeUse
 
 MOST_STEPS = 1000
-"""Points of a curve: of a longer run every other step is left out, or more."""
+"""Maximum number of points of a curve; longer runs are subsampled evenly."""
 MOST_VIOLATIONS = 50
 
 Baselines = Mapping[str, Mapping[str, float]]
-"""What scripts reach on the held-out prompts of a task, worst first."""
+"""Scores of scripted baselines on the held-out prompts of each task, worst first."""
 
 
 class Audit(msgspec.Struct, kw_only=True):
@@ -31,13 +31,13 @@ class Audit(msgspec.Struct, kw_only=True):
 
 
 class PageData(msgspec.Struct, kw_only=True):
-    """The script of the page reads nothing else."""
+    """The only input of the page's script."""
 
     name: str
     folder: str
     report: Report
     complete: bool
-    """False where the journal has holes, so that the figures of the report are not to be had."""
+    """False if the journal has gaps, so that the totals of the report are not available."""
     wasted_token_share: float
     audit: Audit
     steps: list[StepRecord]
@@ -49,7 +49,7 @@ class PageData(msgspec.Struct, kw_only=True):
     slots: list[Slot]
     slot_count: int
     step_s: float | None
-    """Mean time of a reset or step of an environment."""
+    """Mean duration of an environment reset or step."""
     samples: list[Sample]
     config: dict[str, Any] | None
 
@@ -61,11 +61,11 @@ def gather(
     folder = journal.parent
     timeline, steps = TimelineFold(), _Steps()
 
-    def beside(event: JournalEvent) -> None:
+    def take(event: JournalEvent) -> None:
         timeline.take(event)
         steps.take(event)
 
-    pruned, folds = fold_journal(journal, beside)
+    pruned, folds = fold_journal(journal, take)
     violations, report = folds.finish()
     complete = report is not None
     report = report or Report()
@@ -108,7 +108,7 @@ class _Records(msgspec.Struct):
 
 
 class _Steps:
-    """The records of a journal."""
+    """Collects the step and evaluation records of a journal."""
 
     def __init__(self) -> None:
         self._fold = StepFold()
@@ -122,9 +122,9 @@ class _Steps:
 
 
 def _whole(lines: Path, steps: _Steps) -> _Records:
-    """Steps and evaluations in order: those of the journal and, where that is pruned, those of the metrics.
+    """Steps and evaluations in order, from the journal and, where it is pruned, from the metrics file.
 
-    Of a step that was rolled back and trained again, the last record counts.
+    If a step was rolled back and trained again, its last record counts.
     """
     trained: dict[int, StepRecord] = {}
     evaluated: dict[tuple[int, str], EvalRecord] = {}
@@ -143,5 +143,5 @@ def _read_metrics(path: Path) -> list[Record]:
         try:
             records.append(decoder.decode(line))
         except msgspec.MsgspecError:
-            continue  # its writer was killed in the middle of the line
+            continue  # the writer was killed in the middle of this line
     return records

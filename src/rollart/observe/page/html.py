@@ -8,7 +8,7 @@ from rollart.observe.page.data import PageData
 
 
 def render(data: PageData) -> str:
-    """What comes from the run is in one place, as JSON without a sign that HTML knows; the script sets it as text."""
+    """Fill the template. Data of the run is in one JSON element, without HTML characters, and is shown as text only."""
     parts = {
         "/* style */": _part("report.css"),
         "{}": as_script_text(msgspec.json.encode(msgspec.to_builtins(data, str_keys=True)).decode()),
@@ -23,7 +23,7 @@ def render(data: PageData) -> str:
 
 
 def as_script_text(json: str) -> str:
-    r"""JSON that means the same and can stand inside an element, whatever it contains.
+    r"""Escape JSON so that it can be embedded in an HTML element, whatever it contains.
 
     >>> as_script_text('["</script>"]')
     '["\\u003c/script\\u003e"]'

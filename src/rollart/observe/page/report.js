@@ -1,5 +1,5 @@
 "use strict";
-// Everything of the run is set as text (`textContent`, attributes), never as markup.
+// Data of the run is inserted as text only (`textContent`, attributes), never as markup.
 (() => {
   const D = JSON.parse(document.getElementById("data").textContent);
   const R = D.report;
@@ -44,31 +44,31 @@
   const colours = ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6"].map((name) => `var(${name})`);
   const dashes = ["", "6 3", "2 3", "8 3 2 3", "1 4", "10 4"];
 
-  // --- one tip for everything ------------------------------------------------------------------------------------
+  // --- tooltip ----------------------------------------------------------------------------------------------------
 
   const tip = byId("tip");
-  function tell(text, x, y) {
+  function showTip(text, x, y) {
     tip.textContent = text;
     tip.hidden = false;
     const box = tip.getBoundingClientRect();
     tip.style.left = `${Math.max(8, Math.min(x + 12, innerWidth - box.width - 8))}px`;
     tip.style.top = `${y + 18 + box.height > innerHeight ? Math.max(8, y - box.height - 12) : y + 18}px`;
   }
-  const hush = () => { tip.hidden = true; };
-  addEventListener("scroll", hush, { passive: true });
-  addEventListener("keydown", (event) => event.key === "Escape" && hush());
-  /** `text(event)` is shown while the pointer is on the node, or after a tap. */
-  function tells(node, text) {
-    const show = (event) => { const said = text(event); said ? tell(said, event.clientX, event.clientY) : hush(); };
+  const hideTip = () => { tip.hidden = true; };
+  addEventListener("scroll", hideTip, { passive: true });
+  addEventListener("keydown", (event) => event.key === "Escape" && hideTip());
+  /** Show `text(event)` while the pointer is over the node, or after a tap. */
+  function withTip(node, text) {
+    const show = (event) => { const content = text(event); content ? showTip(content, event.clientX, event.clientY) : hideTip(); };
     node.addEventListener("pointermove", show);
     node.addEventListener("pointerdown", show);
-    node.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && hush());
+    node.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && hideTip());
     return node;
   }
 
   // --- charts ----------------------------------------------------------------------------------------------------
 
-  /** Draws now and whenever the width changes. */
+  /** Draw now and whenever the width changes. */
   function drawn(node, draw) {
     let last = 0;
     const again = () => {
@@ -88,7 +88,7 @@
     for (let value = Math.ceil(low / step - 1e-9) * step; value <= high + step * 1e-6; value += step) out.push(Math.abs(value) < step / 2 ? 0 : value);
     return out;
   }
-  /** Of a tick: as many places as tell it from its neighbours. */
+  /** Label of a tick, with just enough decimals to distinguish it from its neighbours. */
   function tickText(value, all) {
     const step = all.length > 1 ? Math.abs(all[1] - all[0]) : Math.abs(value) || 1;
     const places = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
@@ -121,7 +121,7 @@
       for (const value of ticks(x0, x1, width / 80).filter(Number.isInteger))
         svg.append(g("text", { x: x(value), y: height - bottom + 15, "text-anchor": "middle" }, count(value)));
       svg.append(g("text", { x: width - right, y: height - 3, "text-anchor": "end" }, "step"));
-      let free = Infinity; // where the next name has room; the lowest level comes first
+      let free = Infinity; // upper limit for the next label; the lowest level comes first
       for (const level of [...levels].sort((a, b) => a.value - b.value)) {
         const at = y(level.value);
         svg.append(g("line", { x1: left, x2: width - right, y1: at, y2: at, stroke: "var(--muted)", "stroke-dasharray": "2 4" }));
@@ -135,7 +135,7 @@
           svg.append(g("circle", { cx: x(a), cy: y(b), r: 5, fill: "var(--ground)", stroke: line.colour, "stroke-width": 2.5 }));
         if (line.points.length === 1) svg.append(g("circle", { cx: x(line.points[0][0]), cy: y(line.points[0][1]), r: 3, fill: line.colour }));
       }
-      return tells(svg, (event) => {
+      return withTip(svg, (event) => {
         const step = Math.round(x0 + ((event.clientX - svg.getBoundingClientRect().left - left) / (width - left - right)) * (x1 - x0));
         const near = (points) => points.reduce((best, p) => (!best || Math.abs(p[0] - step) < Math.abs(best[0] - step) ? p : best), null);
         const parts = lines.map((line) => [line.name, near(line.points)]).filter(([, p]) => p);
@@ -147,7 +147,7 @@
     return block;
   }
 
-  /** Mean over a few steps, so that the eye has something to follow. */
+  /** Moving average, to make the trend visible. */
   function smoothed(points) {
     const reach = Math.floor(points.length / 20);
     if (reach < 1) return null;
@@ -175,7 +175,7 @@
     );
   }
 
-  // --- the answer ------------------------------------------------------------------------------------------------
+  // --- summary ---------------------------------------------------------------------------------------------------
 
   const tasks = [...new Set([...D.evaluations.map((e) => e.task), ...D.steps.flatMap((s) => Object.keys(s.rewards))])].sort();
   const heldOut = (task) => D.evaluations.filter((e) => e.task === task && e.mean_reward !== null);
@@ -185,19 +185,19 @@
     const rounds = heldOut(task), scripts = scriptsOf(task);
     const rewards = D.steps.filter((s) => task in s.rewards).map((s) => s.rewards[task]);
     const values = rounds.length ? rounds.map((e) => e.mean_reward) : rewards;
-    // The scripts of built-in tasks are scored by success, and so is the agent; elsewhere a reward is any number.
-    const say = scripts.length ? share : number;
+    // Tasks with scripted baselines are scored by success rate; elsewhere a reward is any number.
+    const format = scripts.length ? share : number;
     const measure = !rounds.length ? "reward at the first and last step" : scripts.length ? "held-out success" : "held-out reward";
     const card = h("div", { class: "card" }, h("p", { class: "what" }, h("b", {}, task), h("span", {}, measure)));
-    if (!values.length) { card.append(h("p", { class: "muted" }, "nothing was measured")); return card; }
+    if (!values.length) { card.append(h("p", { class: "muted" }, "no measurements")); return card; }
     const first = values[0], last = values[values.length - 1];
-    card.append(h("p", { class: "result" }, h("span", { class: "from" }, `${say(first)} → `), values.length > 1 ? say(last) : "…"));
+    card.append(h("p", { class: "result" }, h("span", { class: "from" }, `${format(first)} → `), values.length > 1 ? format(last) : "…"));
     const high = Math.max(1, ...values, ...scripts.map((s) => s[1])), low = Math.min(0, ...values);
     const holder = h("div");
     card.append(holder);
     drawn(holder, (width) => {
       const x = (value) => 7 + ((value - low) / (high - low)) * (width - 14);
-      const svg = g("svg", { width, height: 30, role: "img", "aria-label": `${task}: from ${say(first)} to ${say(last)}` });
+      const svg = g("svg", { width, height: 30, role: "img", "aria-label": `${task}: from ${format(first)} to ${format(last)}` });
       svg.append(g("line", { x1: x(low), x2: x(high), y1: 14, y2: 14, stroke: "var(--line)", "stroke-width": 6, "stroke-linecap": "round" }));
       svg.append(g("line", { x1: x(first), x2: x(last), y1: 14, y2: 14, stroke: last >= first ? "var(--accent)" : "var(--bad)", "stroke-width": 6 }));
       for (const [, value] of scripts) svg.append(g("line", { x1: x(value), x2: x(value), y1: 4, y2: 24, stroke: "var(--muted)", "stroke-width": 1.5 }));
@@ -205,12 +205,12 @@
       if (values.length > 1) svg.append(g("circle", { cx: x(last), cy: 14, r: 6.5, fill: last >= first ? "var(--accent)" : "var(--bad)" }));
       return svg;
     });
-    if (scripts.length) card.append(h("p", { class: "scripts" }, "Scripts: ", scripts.map(([name, value]) => `${name} ${share(value)}`).join(", ")));
-    else if (rounds.length) card.append(h("p", { class: "scripts" }, `${plural(rounds[rounds.length - 1].episodes, "episode")} each time`));
+    if (scripts.length) card.append(h("p", { class: "scripts" }, "Scripted baselines: ", scripts.map(([name, value]) => `${name} ${share(value)}`).join(", ")));
+    else if (rounds.length) card.append(h("p", { class: "scripts" }, `${plural(rounds[rounds.length - 1].episodes, "episode")} per evaluation`));
     return card;
   }
 
-  function answer() {
+  function summary() {
     document.title = `${D.name}: rollart report`;
     byId("name").textContent = D.name;
     const ended = R.stop === "done" ? "done" : R.stop ? "stopped" : "not ended";
@@ -221,25 +221,25 @@
     const coldStart = D.config && D.config.model && D.config.model.cold_start;
     const waste = Object.entries(R.wasted_tokens).sort((a, b) => b[1] - a[1])[0];
     const figures = [
-      ["wall time", seconds(R.seconds), coldStart ? "without the cold start" : `first step after ${seconds(R.first_step_s)}`],
-      ["step", seconds(R.step_s), "mean, the first left out"],
+      ["wall time", seconds(R.seconds), coldStart ? "excluding the cold start" : `first step after ${seconds(R.first_step_s)}`],
+      ["step", seconds(R.step_s), "mean, excluding the first"],
       ["trained", `${number(R.trajectories_per_s)} traj/s`, `${count(R.tokens_per_s)} tokens/s`],
       ["staleness", `≤ ${worst}`, `bound α = ${R.alpha}`],
-      ["tokens wasted", share(D.wasted_token_share), waste ? `of ${count(R.sampled_tokens)}, most: ${words(waste[0])}` : `of ${count(R.sampled_tokens)} sampled`],
+      ["tokens wasted", share(D.wasted_token_share), waste ? `of ${count(R.sampled_tokens)}, mostly ${words(waste[0])}` : `of ${count(R.sampled_tokens)} sampled`],
       ["audit", audit, `${count(D.audit.events)} events checked`],
     ];
     byId("figures").append(...figures.map(([name, value, more]) => h("div", {}, h("dt", {}, name), h("dd", {}, value, h("small", {}, more)))));
     byId("attention").append(...attention().map((item) => h("li", {}, item)));
-    if (!byId("attention").children.length) byId("attention").append(h("li", { class: "calm" }, "No environment, engine or reward failed, no worker was lost, nothing stalled."));
+    if (!byId("attention").children.length) byId("attention").append(h("li", { class: "calm" }, "No failures, no lost workers, no stalls."));
   }
 
   function attention() {
     const out = [];
     const link = (text, id) => h("a", { href: `#${id}` }, text);
-    if (!R.stop) out.push(`The run did not end: its journal stops after ${seconds(R.seconds)}, with ${plural(R.open_trajectories, "trajectory", "trajectories")} open.`);
+    if (!R.stop) out.push(`The run did not finish: its journal ends after ${seconds(R.seconds)}, with ${plural(R.open_trajectories, "trajectory", "trajectories")} open.`);
     else if (R.stop !== "done") out.push(`The run stopped: ${R.ended}`);
-    if (!D.complete) out.push("The journal has holes, so there are no totals.");
-    if (D.audit.pruned) out.push(`The first ${count(D.audit.pruned)} events are pruned: timeline and environments show what came after them, totals and curves the whole run.`);
+    if (!D.complete) out.push("The journal has gaps, so totals are not available.");
+    if (D.audit.pruned) out.push(`The first ${count(D.audit.pruned)} events were pruned: the timeline and environments start after them; totals and curves cover the whole run.`);
     for (const violation of D.audit.listed.slice(0, 5)) out.push(`Audit: ${violation}`);
     const hung = D.failures.filter((f) => f.hung).sort((a, b) => b.at - b.since - (a.at - a.since));
     if (hung.length) {
@@ -247,10 +247,10 @@
       out.push([`${plural(hung.length, "hang")}${D.failed > D.failures.length ? " or more" : ""}; the longest: ${worst.part}, ${worst.what}, ${seconds(worst.at - worst.since)}; ${worst.done}. `, link("See all", "environments"), " · ", link("timeline", "timeline")]);
     }
     const other = D.failed - hung.length;
-    if (other) out.push([`${plural(other, "trajectory", "trajectories")} failed otherwise. `, link("See why", "environments")]);
+    if (other) out.push([`${plural(other, "trajectory", "trajectories")} failed${hung.length ? " for other reasons" : ""}. `, link("See why", "environments")]);
     if (R.workers_lost) out.push([`${plural(R.workers_lost, "worker")} lost. `, link("See when", "timeline")]);
-    if (R.stalls) out.push([`Nothing moved ${plural(R.stalls, "time")}. `, link("See when", "timeline")]);
-    if (R.redistributed) out.push(`${plural(R.redistributed, "batch", "batches")} had a task's share filled by others.`);
+    if (R.stalls) out.push([`The run stalled ${plural(R.stalls, "time")}. `, link("See when", "timeline")]);
+    if (R.redistributed) out.push(`${plural(R.redistributed, "batch", "batches")} had the share of one task filled by others.`);
     return out;
   }
 
@@ -265,7 +265,7 @@
       const best = scriptsOf(task).slice(-2).map(([name, value]) => ({ name: `script: ${name}`, value }));
       node.append(lineChart({ title: task, unit: "mean reward", low: 0, high: best.length ? 1 : undefined, levels: best, lines: [{ name: "training", points, smooth: smoothed(points), rings, colour: colours[index % 6] }] }));
     }
-    if (!node.children.length) node.append(h("p", { class: "muted" }, "No step was trained and nothing was evaluated yet."));
+    if (!node.children.length) node.append(h("p", { class: "muted" }, "No training step or evaluation yet."));
   }
 
   function training() {
@@ -284,14 +284,14 @@
 
   const KINDS = {
     training: ["var(--c1)", "training"], publication: ["var(--c5)", "publication"], checkpoint: ["var(--c3)", "checkpoint"],
-    waiting: ["var(--c6)", "sync waits"], suspended: ["var(--c4)", "engines suspended"], "held-out": ["var(--muted)", "held-out round"],
+    waiting: ["var(--c6)", "waiting for weights"], suspended: ["var(--c4)", "engines suspended"], "held-out": ["var(--muted)", "held-out round"],
     starting: ["var(--none)", "starting"], hung: ["var(--bad)", "hung"], failed: ["var(--bad)", "failed"],
   };
   const ROW = 20, LEVELS = 10;
 
   function strip(row, x) {
     const out = [], bin = D.timeline.bin_s, width = (from, to) => Math.max(0.4, x(to * bin) - x(from * bin));
-    // The darkest is what nearly all bins stay below: one peak does not make the rest pale.
+    // Scale to the 95th percentile, so that a single peak does not make the rest pale.
     const sorted = row.values.filter((v) => v > 0).sort((a, b) => a - b);
     const top = sorted.length ? sorted[Math.floor(0.95 * (sorted.length - 1))] : 1;
     const level = (value) => (value > 0 ? Math.max(1, Math.ceil(LEVELS * Math.min(1, value / top))) : 0);
@@ -318,10 +318,10 @@
     const T = D.timeline, holder = byId("rows");
     const used = new Set(T.rows.flatMap((row) => row.spans.map((span) => span[2])));
     byId("kinds").append(
-      h("span", {}, h("i", { style: { background: "var(--accent)" } }), "work, training"),
+      h("span", {}, h("i", { style: { background: "var(--accent)" } }), "working, training"),
       ...Object.entries(KINDS).filter(([kind]) => used.has(kind) && kind !== "training").map(([, [colour, name]]) => h("span", {}, h("i", { style: { background: colour } }), name)),
     );
-    if (!(T.seconds > 0)) return holder.append(h("p", { class: "note" }, "Nothing happened yet."));
+    if (!(T.seconds > 0)) return holder.append(h("p", { class: "note" }, "No events yet."));
     const inner = h("div", { class: "inner" });
     holder.append(inner);
     let zoom = 1;
@@ -345,10 +345,10 @@
         for (const at of T.resumed) svg.append(g("line", { x1: x(at), x2: x(at), y1: -18, y2: ROW, stroke: "var(--ink)", "stroke-dasharray": "3 2" }));
         const failures = row.spans.filter((span) => span[2] === "hung" || span[2] === "failed");
         const hung = failures.filter((span) => span[2] === "hung").length;
-        const said = failures.length ? h("b", { class: "bad" }, `  ${[hung && `${hung} hung`, failures.length - hung && `${failures.length - hung} failed`].filter(Boolean).join(", ")}`) : null;
+        const failed = failures.length ? h("b", { class: "bad" }, `  ${[hung && `${hung} hung`, failures.length - hung && `${failures.length - hung} failed`].filter(Boolean).join(", ")}`) : null;
         const marked = row.marks.length ? h("b", { class: "bad" }, `  ${[...new Set(row.marks.map((mark) => mark[1]))].join(", ")}`) : null;
-        tells(svg, (event) => { const at = ((event.clientX - svg.getBoundingClientRect().left) / width) * T.seconds; return at < 0 || at > T.seconds ? "" : rowText(row, at, (4 / width) * T.seconds); });
-        return [h("p", { class: "name" }, row.name, " ", h("span", { class: "muted" }, row.unit ? `${row.unit}, peak ${number(row.peak)}` : ""), said, marked), svg];
+        withTip(svg, (event) => { const at = ((event.clientX - svg.getBoundingClientRect().left) / width) * T.seconds; return at < 0 || at > T.seconds ? "" : rowText(row, at, (4 / width) * T.seconds); });
+        return [h("p", { class: "name" }, row.name, " ", h("span", { class: "muted" }, row.unit ? `${row.unit}, peak ${number(row.peak)}` : ""), failed, marked), svg];
       }));
       const axis = g("svg", { width, height: 26 });
       for (const at of ticks(0, T.seconds, width / 90)) {
@@ -370,26 +370,26 @@
     draw();
   }
 
-  // --- where time and tokens went --------------------------------------------------------------------------------
+  // --- time and tokens -------------------------------------------------------------------------------------------
 
   const CAUSES = {
     busy: ["var(--accent)", "busy"],
-    weight_sync: ["var(--c4)", "an update of the weights"],
-    barrier: ["color-mix(in srgb, var(--c2) 50%, var(--ground))", "the batch takes its turns together"],
-    environment: ["var(--c2)", "every environment is at work, none asks for a turn"],
-    tail: ["var(--c5)", "nothing more may start before the last trajectories of the batch are in"],
-    reward: ["var(--c6)", "episodes are over, their rewards are not"],
-    training: ["var(--c3)", "the next batch is whole: rollout may not run further ahead of training"],
-    rollout: ["var(--c2)", "the next batch is not whole yet"],
-    generation: ["var(--c6)", "the agents wait for their turns"],
-    admission: ["var(--c5)", "no more episodes may start"],
-    no_work: ["var(--none)", "nothing to do, as at the start and the end"],
+    weight_sync: ["var(--c4)", "weights are being updated"],
+    barrier: ["color-mix(in srgb, var(--c2) 50%, var(--ground))", "the turns of a batch run in lockstep"],
+    environment: ["var(--c2)", "all environments are working, none waits for a turn"],
+    tail: ["var(--c5)", "no trajectory may start before the last ones of the batch finish"],
+    reward: ["var(--c6)", "episodes have ended, their rewards are pending"],
+    training: ["var(--c3)", "the next batch is complete; rollout may not run further ahead of training"],
+    rollout: ["var(--c2)", "the next batch is not complete yet"],
+    generation: ["var(--c6)", "agents wait for generation"],
+    admission: ["var(--c5)", "admission allows no more episodes"],
+    no_work: ["var(--none)", "nothing to do, for example at the start and the end"],
   };
   const causeOf = (cause) => CAUSES[cause] || ["var(--none)", words(cause)];
 
   function idle() {
     const pools = Object.entries(R.pools);
-    if (!pools.length) return byId("pools").append(h("p", { class: "muted" }, "No step was trained yet, so no time was accounted for."));
+    if (!pools.length) return byId("pools").append(h("p", { class: "muted" }, "No training step yet, so no time was accounted for."));
     const seen = new Set();
     for (const [pool, times] of pools) {
       const total = sum(Object.values(times)) || 1;
@@ -397,7 +397,7 @@
       const engines = R.engines[pool];
       const stack = h("div", { class: "stack" }, order.map(([cause, time]) => {
         seen.add(cause);
-        return tells(h("div", { style: { width: `${(100 * time) / total}%`, background: causeOf(cause)[0] } }), () => `${pool}: ${words(cause)} ${share(time / total)}\n${causeOf(cause)[1]}`);
+        return withTip(h("div", { style: { width: `${(100 * time) / total}%`, background: causeOf(cause)[0] } }), () => `${pool}: ${words(cause)} ${share(time / total)}\n${causeOf(cause)[1]}`);
       }));
       byId("pools").append(h("div", { class: "pool" }, h("div", { class: "label" }, h("span", {}, pool, " ", h("span", { class: "muted" }, engines ? plural(engines, "engine") : "")), h("span", { class: "muted" }, `${share((times.busy || 0) / total)} busy`)), stack));
     }
@@ -408,7 +408,7 @@
 
   function staleness() {
     const worst = Math.max(0, ...Object.keys(R.staleness).map(Number));
-    byId("staleness-note").textContent = `How many weight updates old a group was when its batch was claimed, and when it was trained; one entry per group. Good: nothing older than α = ${R.alpha} at the claim; the oldest here was ${worst}. Training beside rollout adds one to the lag. A sync stopped the engines for ${seconds(R.suspended_s)} and waited ${seconds(R.exposed_s)} for new weights, on average.`;
+    byId("staleness-note").textContent = `Age of each group in weight updates, when its batch was claimed and when it was trained. Good: at most α = ${R.alpha} at the claim; the maximum here was ${worst}. Training in parallel with rollout adds one to the lag. On average, a sync suspended the engines for ${seconds(R.suspended_s)} and waited ${seconds(R.exposed_s)} for new weights.`;
     const entries = (counts) => Object.entries(counts).map(([value, groups]) => ({ name: plural(Number(value), "step"), value: groups, colour: Number(value) > R.alpha + 1 ? "var(--bad)" : null }));
     bars(byId("stale-bars"), "Staleness at the claim", "groups", entries(R.staleness));
     bars(byId("lag-bars"), "Lag behind the weights being trained", "groups", entries(R.lag));
@@ -422,11 +422,11 @@
     bars(byId("outcome-bars"), "Trajectories", "by outcome", entries(R.outcomes));
     bars(byId("group-bars"), "Groups", "by outcome", entries(R.group_outcomes));
     const tokens = [{ name: "trained", value: R.trained_tokens }, { name: "held-out", value: R.evaluation_tokens, colour: "var(--c3)" }, ...Object.entries(R.wasted_tokens).sort((a, b) => b[1] - a[1]).map(([cause, value]) => ({ name: `wasted: ${words(cause)}`, value, colour: cause.endsWith("failed") ? "var(--bad)" : "var(--none)" }))];
-    bars(byId("token-bars"), "Sampled tokens", "by what became of them", tokens.filter((entry) => entry.value));
+    bars(byId("token-bars"), "Sampled tokens", "by use", tokens.filter((entry) => entry.value));
     for (const [cause, groups] of Object.entries(R.filtered)) byId("group-bars").append(h("p", { class: "muted" }, `filtered: ${cause} (${count(groups)})`));
   }
 
-  /** Failures of one kind that ended within a second of each other, longest first; in each the longest first. */
+  /** Group failures of one kind that ended within a second of each other; hangs first, then by duration. */
   function together(failures) {
     const groups = [];
     for (const f of [...failures].sort((a, b) => a.at - b.at)) {
@@ -440,23 +440,23 @@
   }
 
   function environments() {
-    byId("environments-note").textContent = D.failed ? "A failure is never a reward of 0: the trajectory is left out and another one takes its place. Good: few of them, and not always the same slot. Where many slots fail at once, their worker or its machine stood still." : "Good: no failure, and no slot far slower than its neighbours.";
+    byId("environments-note").textContent = D.failed ? "A failure is never a reward of 0: the trajectory is dropped and replaced by another one. Good: few failures, spread over slots. If many slots fail at once, their worker or its machine hung." : "Good: no failures, and no slot far slower than the others.";
     if (D.failures.length) {
       const rows = together(D.failures).slice(0, 25);
-      table(byId("failures"), [["what"], ["part"], ["from", "number"], ["done about it", "wide"], ["cause", "wide"], ["task"]], rows.map((all) => {
+      table(byId("failures"), [["what"], ["part"], ["from", "number"], ["action", "wide"], ["cause", "wide"], ["task"]], rows.map((all) => {
         const f = all[0], lasted = seconds(f.at - f.since);
         return [
           h("b", { class: "bad" }, all.length > 1 ? `${count(all.length)} × ` : "", f.hung ? `hung ${lasted} in a ${f.what}` : `${words(f.outcome)} after ${lasted}`),
-          [h("code", {}, f.part), all.length > 1 ? h("div", { class: "muted" }, `and ${count(all.length - 1)} more at once`) : null],
+          [h("code", {}, f.part), all.length > 1 ? h("div", { class: "muted" }, `and ${count(all.length - 1)} more at the same time`) : null],
           seconds(f.since), f.done, f.cause, f.task,
         ];
       }));
-      const told = sum(rows.map((all) => all.length));
-      if (told < D.failed) byId("environments-note").append(` ${count(told)} of ${count(D.failed)} are listed.`);
+      const listed = sum(rows.map((all) => all.length));
+      if (listed < D.failed) byId("environments-note").append(` ${count(listed)} of ${count(D.failed)} are listed.`);
     } else byId("failures").replaceChildren(h("tbody", {}, h("tr", {}, h("td", { class: "good" }, "None."))));
-    byId("slots-note").textContent = `The slots with the longest waits, of ${plural(D.slot_count, "slot")}. The journal tells the time of a reset, and that of a step together with the turn after it; so compare a slot with its neighbours.` + (D.step_s === null ? "" : ` On average a reset or step took ${seconds(D.step_s)}.`);
+    byId("slots-note").textContent = `Slots with the longest waits, out of ${plural(D.slot_count, "slot")}. The journal records the time of a reset, but that of a step only together with the following turn, so compare slots with each other.` + (D.step_s === null ? "" : ` On average a reset or step took ${seconds(D.step_s)}.`);
     const mean = (total, number) => (number ? seconds(total / number) : "–");
-    table(byId("slots"), [["longest wait", "number"], ["slot"], ["task"], ["for a"], ["until", "number"], ["episodes", "number"], ["mean reset", "number"], ["mean step and turn", "number"], ["failures", "number"]], D.slots.map((s) => [
+    table(byId("slots"), [["longest wait", "number"], ["slot"], ["task"], ["operation"], ["until", "number"], ["episodes", "number"], ["mean reset", "number"], ["mean step and turn", "number"], ["failures", "number"]], D.slots.map((s) => [
       h("b", { class: s.failures ? "bad" : null }, seconds(s.longest_s)), h("code", {}, s.name), s.task, s.longest, seconds(s.longest_at), count(s.episodes), mean(s.reset_s, s.resets), mean(s.round_s, s.rounds), s.failures ? h("b", { class: "bad" }, count(s.failures)) : "0",
     ]));
   }
@@ -482,19 +482,19 @@
     const shown = (text) => (text ? text.replaceAll("\n", "↵\n") : "▪");
     const tokenNode = (token, sample) => {
       const [text, id, logprob] = token, version = sample.versions[token[3]];
-      const said = `${text ? JSON.stringify(text) : "no text of its own"} (token ${id})\nlog-probability ${logprob.toFixed(3)}, so ${share(Math.exp(logprob))}\nsampled with ${version}`;
-      const span = h("span", { class: "token", tabindex: "0", style: { background: tint(token) }, "aria-label": said, "data-logprob": logprob, "data-version": version }, shown(text));
-      span.addEventListener("focus", () => { const box = span.getBoundingClientRect(); tell(said, box.left, box.bottom - 12); });
-      span.addEventListener("blur", hush);
-      return tells(span, () => said);
+      const label = `${text ? JSON.stringify(text) : "no text of its own"} (token ${id})\nlog-probability ${logprob.toFixed(3)}, so ${share(Math.exp(logprob))}\nsampled with ${version}`;
+      const span = h("span", { class: "token", tabindex: "0", style: { background: tint(token) }, "aria-label": label, "data-logprob": logprob, "data-version": version }, shown(text));
+      span.addEventListener("focus", () => { const box = span.getBoundingClientRect(); showTip(label, box.left, box.bottom - 12); });
+      span.addEventListener("blur", hideTip);
+      return withTip(span, () => label);
     };
     const show = () => {
       const sample = D.samples[Number(which.value)];
-      hush();
-      const head = h("p", { class: "note" }, `Trajectory ${sample.trajectory}, prompt ${sample.prompt}, begun with the weights of step ${sample.step}: ${words(sample.outcome)}${sample.reward === null ? "" : `, reward ${number(sample.reward)}`}${sample.cause ? `. ${sample.cause}` : ""}`);
+      hideTip();
+      const head = h("p", { class: "note" }, `Trajectory ${sample.trajectory}, prompt ${sample.prompt}, started with the weights of step ${sample.step}: ${words(sample.outcome)}${sample.reward === null ? "" : `, reward ${number(sample.reward)}`}${sample.cause ? `. ${sample.cause}` : ""}`);
       const turns = sample.parts.filter((part) => part.tokens || part.text).map((part) => {
-        const who = part.tokens ? [`answer ${part.turn}`, part.earned ? h("div", {}, `earned ${number(part.earned)}`) : null] : part.new_context ? "new context" : "observation";
-        return h("div", { class: "turn" }, h("div", { class: "who" }, who), part.tokens ? h("div", { class: "said" }, part.tokens.map((token) => tokenNode(token, sample))) : h("div", { class: "said seen" }, part.text));
+        const role = part.tokens ? [`answer ${part.turn}`, part.earned ? h("div", {}, `earned ${number(part.earned)}`) : null] : part.new_context ? "new context" : "observation";
+        return h("div", { class: "turn" }, h("div", { class: "role" }, role), part.tokens ? h("div", { class: "content" }, part.tokens.map((token) => tokenNode(token, sample))) : h("div", { class: "content observed" }, part.text));
       });
       node.replaceChildren(head, ...turns);
       if (sample.left_out) node.append(h("p", { class: "muted" }, `… and ${plural(sample.left_out, "more part")}`));
@@ -515,9 +515,9 @@
     show();
   }
 
-  // --- all of it -------------------------------------------------------------------------------------------------
+  // --- main ------------------------------------------------------------------------------------------------------
 
-  answer();
+  summary();
   learning();
   timeline();
   idle();
@@ -528,7 +528,7 @@
   training();
   if (D.config) byId("settings").textContent = JSON.stringify(D.config, null, 2);
   else byId("config").hidden = true;
-  byId("contents").append(...[...document.querySelectorAll("main section[id]:not(#answer):not([hidden])")].map((section) => h("a", { href: `#${section.id}` }, section.querySelector("h2").textContent)));
-  byId("foot").textContent = `Made from the journal of ${D.folder}; times are seconds of its controller. Nothing on this page is loaded from elsewhere.`;
+  byId("contents").append(...[...document.querySelectorAll("main section[id]:not(#summary):not([hidden])")].map((section) => h("a", { href: `#${section.id}` }, section.querySelector("h2").textContent)));
+  byId("foot").textContent = `Generated from the journal of ${D.folder}; times are on the controller's clock. This page loads nothing from the network.`;
   document.body.dataset.drawn = "yes";
 })();

@@ -1,4 +1,4 @@
-"""Sampled trajectories token by token: what lies beside their texts, as JSON lines."""
+"""Sampled trajectories token by token, read from the JSON lines beside their texts."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True):
-    """A sampled token. `text` is empty where it has none of its own: a marker, or a part of a sign."""
+    """A sampled token. `text` is empty if it has none of its own: a special token, or part of a character."""
 
     text: str
     id: int
@@ -16,15 +16,15 @@ class Token(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Part(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An observation, which has a text, or an answer, which has tokens."""
+    """An observation, which has `text`, or an answer, which has `tokens`."""
 
     text: str = ""
     tokens: tuple[Token, ...] = ()
     turn: int = 0
-    """Of an answer, from 1."""
+    """Number of the answer, from 1; 0 for an observation."""
     earned: float = 0.0
     new_context: bool = False
-    """The agent's history was rewritten: this begins it anew."""
+    """Starts a new context: the agent's history was rewritten."""
 
 
 class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -33,17 +33,17 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     trajectory: int
     task: str
     kind: str
-    """Train, eval or failed."""
+    """`train`, `eval` or `failed`."""
     prompt: str
     step: int
-    """Of the weights that it began with."""
+    """Step of the weights that it started with."""
     outcome: str
     reward: float | None
     cause: str
     versions: tuple[str, ...]
     parts: tuple[Part, ...]
     left_out: int = 0
-    """Number of observations and answers at its end that are left out."""
+    """Number of parts omitted at the end."""
 
 
 MOST_SAMPLES = 60
@@ -53,14 +53,14 @@ _decoder = msgspec.json.Decoder(Sample)
 
 
 def read_samples(folder: Path) -> list[Sample]:
-    """Some of those in the folder: of every task and kind first the newest, then the oldest, then those between."""
+    """A bounded selection: for every task and kind the newest first, then the oldest, then those between."""
     lines: dict[tuple[str, str], list[tuple[int, Sample]]] = {}
     for path in sorted(folder.glob("step-*.jsonl")):
         for line in path.read_bytes().splitlines():
             try:
                 sample = _decoder.decode(line)
             except msgspec.MsgspecError:
-                continue  # its writer was killed in the middle of the line
+                continue  # the writer was killed in the middle of this line
             lines.setdefault((sample.task, sample.kind), []).append((len(line), sample))
     chosen: list[Sample] = []
     nbytes = 0
@@ -74,6 +74,6 @@ def read_samples(folder: Path) -> list[Sample]:
 
 
 def _ends_first(found: list[tuple[int, Sample]]) -> list[tuple[int, Sample]]:
-    """The last, the first, the last but one, …"""
+    """Reorder: last, first, second to last, second, …"""
     turned = found[::-1]
     return [pair for both in zip(turned, found, strict=True) for pair in both][: len(found)]

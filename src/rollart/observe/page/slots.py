@@ -1,8 +1,8 @@
-"""Environments slot by slot: which were slow, which failed, how long that took and what was done about it.
+"""Environment slots: which were slow, which failed, for how long, and what was done about it.
 
-The journal has the start of an episode, when its first turn was asked for, and the end of every turn. So the time of a
-reset is known (with a wait for an engine, if there was one), and exactly that of a step which never came back; the time
-of any other step is known together with the turn after it.
+The journal records the start of an episode, the request of its first turn, and the end of every turn. Hence the
+duration of a reset is known (including a wait for an engine), and that of a step which never returned; any other step
+is only known together with the following turn.
 """
 
 import msgspec
@@ -15,29 +15,29 @@ from rollart.types.trajectory import FAILURES, Outcome
 MOST_FAILURES = 200
 MOST_SLOTS = 20
 RESET, TURN, STEP = "reset", "turn", "step"
-"""What an open episode waits for, as far as the journal tells."""
+"""What an open episode waits for, as far as the journal shows."""
 
 
 class Failure(msgspec.Struct, kw_only=True):
-    """A trajectory that ended by no doing of its agent."""
+    """A trajectory that ended for a reason outside its agent."""
 
     at: float
     since: float
-    """When it was last heard of."""
+    """Time of its previous event."""
     task: str
     trajectory: int
     part: str
-    """The environment slot; or, if that was not what failed, the engine or the reward."""
+    """The environment slot; or the engine or the reward, if that failed instead."""
     outcome: str
     what: str
     hung: bool
     cause: str
     done: str = ""
-    """What was done about it."""
+    """Action taken."""
 
 
 class Slot(msgspec.Struct, kw_only=True):
-    """One environment."""
+    """Statistics of one environment slot."""
 
     name: str
     task: str
@@ -51,7 +51,7 @@ class Slot(msgspec.Struct, kw_only=True):
     longest_s: float = 0.0
     longest_at: float = 0.0
     longest: str = ""
-    """What took longest."""
+    """Operation that took longest."""
 
 
 class _Open(msgspec.Struct):
@@ -62,22 +62,22 @@ class _Open(msgspec.Struct):
 
 
 class SlotFold:
-    """Takes a journal event by event; `at` is the time since the run began."""
+    """Consumes a journal event by event; `at` is the time since the run began."""
 
     def __init__(self) -> None:
         self.slots: dict[str, Slot] = {}
         self.failures: list[Failure] = []
         self.failed = 0
-        """Also those that are not listed."""
+        """Total count, including failures that are not listed."""
         self._tasks: dict[GroupId, str] = {}
         self._open: dict[TrajectoryId, _Open] = {}
         self._broken: dict[str, Failure] = {}
-        """The last failure of every slot that has not played since."""
-        self._set_aside: dict[str, j.Quarantined] = {}
-        """Told right before the failure that it is for."""
+        """Last failure of every slot without an episode since."""
+        self._quarantined: dict[str, j.Quarantined] = {}
+        """By slot; the event comes right before the failure that caused it."""
 
     def take(self, event: j.JournalEvent, at: float) -> Failure | None:
-        """Gives the failure that the event is, if it is one."""
+        """Returns a failure if the event is one."""
         match event:
             case j.TurnEnded():
                 self._turned(event.trajectory, at)
@@ -92,15 +92,15 @@ class SlotFold:
             case j.TrajectoryEnded():
                 return self._ended(event, at)
             case j.Quarantined():
-                self._set_aside[event.part] = event
+                self._quarantined[event.part] = event
             case _:
                 pass
         return None
 
     def finish(self, at: float) -> None:
-        """The journal is over; what is still waited for has taken until now."""
+        """End of the journal: open operations have lasted until now."""
         for open in self._open.values():
-            self._lasted(open.slot, at, at - open.since, f"{open.stage}, still open")
+            self._record_wait(open.slot, at, at - open.since, f"{open.stage}, still open")
 
     def slowest(self) -> list[Slot]:
         return sorted(self.slots.values(), key=lambda slot: -slot.longest_s)[:MOST_SLOTS]
@@ -125,7 +125,7 @@ class SlotFold:
             slot, seconds = open.slot, at - open.since
             slot.resets += 1
             slot.reset_s += seconds
-            self._lasted(slot, at, seconds, RESET)
+            self._record_wait(slot, at, seconds, RESET)
             open.since, open.stage = at, TURN
 
     def _turned(self, trajectory: TrajectoryId, at: float) -> None:
@@ -136,7 +136,7 @@ class SlotFold:
             slot, seconds = open.slot, at - open.since
             slot.rounds += 1
             slot.round_s += seconds
-            self._lasted(slot, at, seconds, "step and turn")
+            self._record_wait(slot, at, seconds, "step and turn")
         open.since, open.stage = at, STEP
 
     def _ended(self, event: j.TrajectoryEnded, at: float) -> Failure | None:
@@ -146,7 +146,7 @@ class SlotFold:
         slot, seconds = open.slot, at - open.since
         if event.outcome not in FAILURES:
             if event.reward is not None:
-                self._lasted(slot, at, seconds, "step and reward")
+                self._record_wait(slot, at, seconds, "step and reward")
             return None
         self.failed += 1
         failure = Failure(
@@ -163,8 +163,8 @@ class SlotFold:
         )
         if event.outcome is Outcome.ENV_FAILED:
             slot.failures += 1
-            self._lasted(slot, at, seconds, f"{open.stage} that failed")
-            failure.done = _rest(self._set_aside.pop(slot.name, None))
+            self._record_wait(slot, at, seconds, f"{open.stage} that failed")
+            failure.done = _action(self._quarantined.pop(slot.name, None))
             self._broken[slot.name] = failure
         else:
             failure.part = open.engine if event.outcome is Outcome.ENGINE_FAILED else "reward"
@@ -172,15 +172,15 @@ class SlotFold:
             self.failures.append(failure)
         return failure
 
-    def _lasted(self, slot: Slot, at: float, seconds: float, what: str) -> None:
+    def _record_wait(self, slot: Slot, at: float, seconds: float, what: str) -> None:
         if seconds > slot.longest_s:
             slot.longest_s, slot.longest_at, slot.longest = seconds, at, what
 
 
-def _rest(quarantined: j.Quarantined | None) -> str:
+def _action(quarantined: j.Quarantined | None) -> str:
     if quarantined is None:
         return "the slot gets a fresh environment"
     if quarantined.until < quarantined.at:
         return "the slot is given up"
-    rest_s = quarantined.until - quarantined.at
-    return f"the slot is set aside for {rest_s:.0f} s after {quarantined.failures} failures"
+    pause_s = quarantined.until - quarantined.at
+    return f"the slot is set aside for {pause_s:.0f} s after {quarantined.failures} failures"

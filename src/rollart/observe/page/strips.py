@@ -1,7 +1,7 @@
-"""Amounts over time, in bins.
+"""Histograms over time, with a bounded number of bins.
 
-What holds: all rows have bins of one width; it doubles whenever the run outgrows them, so that the number of bins is
-bounded and the sum of a row is what was added to it.
+Invariants: all rows share one bin width, which doubles whenever the run outgrows the bins; the sum of a row is the
+total of what was added to it.
 """
 
 MOST_BINS = 1000
@@ -23,13 +23,13 @@ class Strips:
         self.rows: dict[str, list[float]] = {}
 
     def add(self, row: str, at: float, amount: float) -> None:
-        """So much at once."""
-        bins = self._reach(row, at)
+        """Add an amount at one moment."""
+        bins = self._bins_up_to(row, at)
         bins[int(at / self.width_s)] += amount
 
     def add_span(self, row: str, start: float, end: float) -> None:
-        """One per second, for a while."""
-        bins = self._reach(row, end)
+        """Add one per second between two moments."""
+        bins = self._bins_up_to(row, end)
         width = self.width_s
         first, last = int(start / width), int(end / width)
         if first == last:
@@ -40,7 +40,7 @@ class Strips:
             bins[index] += width
         bins[last] += end - last * width
 
-    def _reach(self, row: str, at: float) -> list[float]:
+    def _bins_up_to(self, row: str, at: float) -> list[float]:
         while at >= self.width_s * MOST_BINS:
             self.width_s *= 2
             for name, bins in self.rows.items():

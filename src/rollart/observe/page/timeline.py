@@ -1,14 +1,14 @@
-"""What every worker did when, as rows over the time of the run.
+"""Activity of every worker over the run, as rows of a timeline.
 
-Engines, environments and rewards have strips (`strips`), the trainer, weight sync and evaluations have spans. Marks are
-for what happened at one moment. All is taken from the journal:
+Engines, environments and rewards have strips (`strips`); the trainer, weight sync and evaluations have spans; single
+moments have marks. Everything comes from the journal:
 
-    engine        sampled tokens, at the end of the turn that they are of
-    environments  open episodes, from the start to the reward
+    engine        sampled tokens, at the end of their turn
+    environments  open episodes, from start to reward
     reward        rewards that arrived
     trainer       training, then publication, then the checkpoint
-    weight sync   waiting for publication and staging, then no engine steps
-    held-out      from the first episode of a round to its end
+    weight sync   waiting for publication and staging, then engines suspended
+    held-out      from the first episode of an evaluation to its end
 """
 
 import msgspec
@@ -22,7 +22,7 @@ from rollart.types.trajectory import Outcome, Purpose
 from rollart.types.versions import Version
 
 MOST_ROWS = 24
-"""Workers of a kind that have a row of their own; the others share one."""
+"""Maximum number of workers of a kind with their own row; the others share one."""
 MOST_SPANS = 600
 MOST_MARKS = 200
 TRAINER, SYNC, HELD_OUT, REWARD, RUN = "trainer", "weight sync", "held-out episodes", "reward", "run"
@@ -42,7 +42,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Row(msgspec.Struct, kw_only=True):
-    """`values` are per second, one for each bin."""
+    """One row; `values` are rates per second, one per bin."""
 
     name: str
     unit: str = ""
@@ -57,11 +57,11 @@ class Timeline(msgspec.Struct, kw_only=True):
     bin_s: float
     rows: list[Row]
     resumed: list[float]
-    """When a new controller went on."""
+    """Times at which a new controller resumed the run."""
 
 
 class TimelineFold:
-    """Takes a journal event by event, and shows it to the slots as well."""
+    """Consumes a journal event by event, and passes each on to `slots`."""
 
     def __init__(self) -> None:
         self.slots = SlotFold()
@@ -69,12 +69,12 @@ class TimelineFold:
         self._began_at: float | None = None
         self._strips = Strips()
         self._places: dict[str, None] = {}
-        """Of workers, in the order of their start."""
+        """Rows of workers, in the order of their start."""
         self._spans: dict[str, list[Span]] = {}
         self._marks: dict[str, list[Mark]] = {}
         self._resumed: list[float] = []
         self._open: dict[TrajectoryId, tuple[float, str]] = {}
-        """Since when, and on which row."""
+        """Start time and row of every open episode."""
         self._spawned: dict[str, float] = {}
         self._trained: dict[Version, float] = {}
         self._published_at = 0.0
@@ -84,7 +84,7 @@ class TimelineFold:
         if self._began_at is None:
             self._began_at = event.at
         elif isinstance(event, j.RunResumed):
-            # The new controller has a clock of its own; its time follows that of the old one.
+            # The new controller has its own clock: continue where the previous one ended.
             self._began_at = event.at - self.at
         self.at = at = max(event.at - self._began_at, 0.0)
         failure = self.slots.take(event, at)
@@ -142,12 +142,12 @@ class TimelineFold:
                 pass
 
     def finish(self) -> Timeline:
-        """The fold is used up."""
+        """Build the timeline; the fold cannot be used afterwards."""
         self.slots.finish(self.at)
         for start, row in self._open.values():
             self._strips.add_span(row, start, self.at)
         rows = [*self._worker_rows(Role.ENGINE), *self._worker_rows(Role.ENVIRONMENT)]
-        rows += [self._row(name) for name in (REWARD, TRAINER, SYNC, HELD_OUT, RUN) if self._is_there(name)]
+        rows += [self._row(name) for name in (REWARD, TRAINER, SYNC, HELD_OUT, RUN) if self._has_row(name)]
         return Timeline(seconds=self.at, bin_s=self._strips.width_s, rows=rows, resumed=self._resumed[:MOST_MARKS])
 
     def _ended(self, event: j.TrajectoryEnded, failure: Failure | None) -> None:
@@ -160,7 +160,7 @@ class TimelineFold:
             self._add(opened[1], Span(failure.since, self.at, kind, note))
 
     def _span(self, row: str, start: float, kind: str, note: str) -> None:
-        """It ends now."""
+        """Add a span that ends now."""
         self._add(row, Span(max(start, 0.0), self.at, kind, note))
 
     def _add(self, row: str, span: Span) -> None:
@@ -174,11 +174,11 @@ class TimelineFold:
         if len(marks) < MOST_MARKS:
             marks.append(Mark(self.at, kind, note))
 
-    def _is_there(self, name: str) -> bool:
+    def _has_row(self, name: str) -> bool:
         return name in self._strips.rows or name in self._spans or name in self._marks
 
     def _worker_rows(self, role: Role) -> list[Row]:
-        # Of a pruned journal the starts are gone, what workers did is not.
+        # A pruned journal may lack the start of a worker, but not its activity.
         known = dict.fromkeys([*self._places, *self._strips.rows, *self._spans])
         names = [name for name in known if name.startswith(f"{role.value}/")]
         rows = [self._row(name) for name in names[:MOST_ROWS]]
@@ -218,9 +218,9 @@ _UNITS = {"engine": "tokens/s", "environment": "open episodes", REWARD: "rewards
 
 
 def fewer(spans: list[Span], most: int, seconds: float) -> list[Span]:
-    """Neighbours of one kind become one, the closest first, until there are so few.
+    """Merge neighbouring spans of one kind, the closest first, until at most `most` are left.
 
-    What hung or failed is never merged; where that is too much, the longest stay.
+    Hangs and failures are never merged; if they alone are too many, the longest are kept.
 
     >>> fewer([Span(0, 1, "a"), Span(1.01, 2, "a"), Span(5, 6, "a")], 2, 10.0)
     [Span(start=0, end=2, kind='a', note=''), Span(start=5, end=6, kind='a', note='')]
@@ -246,11 +246,11 @@ _KEPT = ("hung", "failed")
 
 
 def _place(worker: str) -> str:
-    """Where a worker is, whichever incarnation of it."""
+    """Worker id without its incarnation."""
     return worker.rpartition(".")[0]
 
 
 def _row(worker: str) -> str:
-    """Workers of some roles share a row."""
+    """Row of a worker; trainers and rewards share one per role."""
     role = worker.partition("/")[0]
     return role if role in (Role.TRAINER.value, Role.REWARD.value) else _place(worker)
