@@ -1,22 +1,22 @@
-"""Kills of real runs: whether a run goes on after SIGKILL, whoever gets it and whenever.
+"""Kill processes of real runs with SIGKILL, any of them at any phase, and check that the run survives.
 
-A seed is one small run of two tasks on two pools, with a kill in it and sometimes a second one:
+A seed is one small run of two tasks on two pools, with one kill and sometimes a second one:
 
-    who      the controller; the trainer; an engine; an environment worker; Ray's raylet; Ray's GCS server; everything
-             at once, Ray and its reaper too
-    when     start        while the run, the worker, or Ray, comes up
+    target   the controller; the trainer; an engine; an environment worker; Ray's raylet; Ray's GCS server; everything
+             at once, including Ray and its reaper
+    when     start        while the run, the worker, or Ray starts
              step         after a step of the run
              checkpoint   while a checkpoint is being written
              end          after the last step
 
-A worker that is killed is the run's own affair. Without its Ray the run ends by itself, within `ENDS_S` and with one
-sentence that names the cause. After the death of the controller or of Ray the run is resumed, at once or when nothing
-is left of it. Then this must hold: the run ends by itself with exit code 0, `rollart audit` finds nothing, also right
-after the kill, all steps are there, in the metrics too, the last checkpoint loads, and nothing is left: no process, no
-shared memory, no folder of Ray's.
+A run recovers from the loss of a worker by itself. Without its Ray it ends by itself, within `ENDS_S` and with one line
+that names the cause. After the death of the controller or of Ray the run is resumed, at once or when all its processes
+are gone. Then this must hold: the run ends by itself with exit code 0, `rollart audit` finds no violation, neither now
+nor right after the kill, all steps are in the journal and in the metrics, the last checkpoint loads, and nothing is
+left: no process, no shared memory, no folder of Ray.
 
-This process adopts whatever loses its parent, so the processes of a run are exactly its descendants. Each worker is
-known by the log of the run that it writes to, Ray's own processes by their programs.
+This process adopts orphans, so the processes of a run are exactly its descendants. Workers are identified by the log
+that they write to, Ray's own processes by their programs.
 """
 
 import argparse
@@ -110,7 +110,7 @@ TWICE = 0.3
 _STEP = re.compile(rb"^step (\d+)/", re.MULTILINE)
 
 
-class Who(enum.StrEnum):
+class Target(enum.StrEnum):
     CONTROLLER = "controller"
     TRAINER = "trainer"
     ENGINE = "engine"
@@ -127,17 +127,17 @@ class When(enum.StrEnum):
     END = "end"
 
 
-KINDS = {"ray": tuple(Who), "inline": (Who.CONTROLLER,)}
-RAY = {Who.RAYLET: "raylet", Who.GCS_SERVER: "GCS server"}
+KINDS = {"ray": tuple(Target), "inline": (Target.CONTROLLER,)}
+RAY = {Target.RAYLET: "raylet", Target.GCS_SERVER: "GCS server"}
 """Ray's own processes, as messages name them."""
-FATAL = (Who.CONTROLLER, Who.EVERYTHING, *RAY)
-"""Of these a run does not recover by itself."""
+FATAL = (Target.CONTROLLER, Target.EVERYTHING, *RAY)
+"""Targets from which a run does not recover by itself."""
 
 
 class Kill(NamedTuple):
-    """Who, and `delay_s` after which moment; `step` is the first that counts, `which` chooses among several workers."""
+    """When to kill what: `step` is the first that counts for `when`, `which` chooses among several workers."""
 
-    who: Who
+    target: Target
     when: When
     step: int
     delay_s: float
@@ -145,7 +145,7 @@ class Kill(NamedTuple):
 
     def __str__(self) -> str:
         at = f" {self.step}" if self.when in (When.STEP, When.CHECKPOINT) else ""
-        return f"{self.who} at {self.when}{at} +{1000 * self.delay_s:.0f} ms"
+        return f"{self.target} at {self.when}{at} +{1000 * self.delay_s:.0f} ms"
 
 
 class Plan(NamedTuple):
@@ -166,8 +166,8 @@ def plan(seed: int, runtime: str) -> Plan:
     return Plan(tuple(kills), chance.random() < 0.5)
 
 
-def _kill(chance: random.Random, who: Who, when: When) -> Kill:
-    longer = who in (Who.CONTROLLER, Who.EVERYTHING)
+def _kill(chance: random.Random, target: Target, when: When) -> Kill:
+    longer = target in (Target.CONTROLLER, Target.EVERYTHING)
     # About as long as it takes: to come up, to make a step, to write a checkpoint, to shut down.
     longest_s = {
         When.START: 10.0 if longer else 3.0,
@@ -175,7 +175,7 @@ def _kill(chance: random.Random, who: Who, when: When) -> Kill:
         When.CHECKPOINT: 0.03,
         When.END: 1.0 if longer else 0.2,
     }[when]
-    return Kill(who, when, chance.randrange(1, STEPS), chance.uniform(0, longest_s), chance.random())
+    return Kill(target, when, chance.randrange(1, STEPS), chance.uniform(0, longest_s), chance.random())
 
 
 class Outcome(msgspec.Struct):
@@ -202,7 +202,7 @@ class Outcome(msgspec.Struct):
 
 
 def adopt_orphans() -> None:
-    """From here on, whoever loses its parent below this process becomes its child."""
+    """Make this process the parent of all orphans among its descendants."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "this kernel has no child subreaper; Linux 3.4 or newer is needed")
 
@@ -281,7 +281,7 @@ class Run:
         (scratch / "run.toml").write_text(CONFIG, encoding="utf-8")
         self._controllers: list[int] = []
         self._process: subprocess.Popen[bytes]
-        self._said: Path
+        self._log: Path
         self._drafts_before: set[str] = set()
 
     def start(self) -> bool:
@@ -289,14 +289,14 @@ class Run:
         resume = (self.folder / "config.json").exists()
         new = [str(self._scratch / "run.toml"), "--out", str(self.folder)]
         words = ["--resume", str(self.folder)] if resume else new
-        self._said = self._scratch / f"{len(self._controllers)}.log"
+        self._log = self._scratch / f"{len(self._controllers)}.log"
         self._drafts_before = self._drafts()
-        with self._said.open("wb") as said:
+        with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [*ROLLART, "train", *words, "--runtime", self._runtime, "--json"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=said,
+                stderr=log,
                 env={
                     **os.environ,
                     "TMPDIR": str(self._scratch / "t"),
@@ -315,10 +315,10 @@ class Run:
 
     def _moment(self, order: Kill) -> bool:
         match order.when:
-            case When.START if order.who in (Who.CONTROLLER, Who.EVERYTHING):
-                due = self._until(lambda: self._said.stat().st_size > 0)  # the run has its folder
+            case When.START if order.target in (Target.CONTROLLER, Target.EVERYTHING):
+                due = self._until(lambda: self._log.stat().st_size > 0)  # the run has its folder
             case When.START:
-                due = self._until(lambda: bool(self._processes(order.who)), look_s=0.05)
+                due = self._until(lambda: bool(self._processes(order.target)), look_s=0.05)
             case When.STEP:
                 due = self._until(lambda: self._step() >= order.step)
             case When.CHECKPOINT:
@@ -333,18 +333,18 @@ class Run:
         return self._until(lambda: time.monotonic() >= until or self._step() > step)
 
     def _strike(self, order: Kill) -> bool:
-        if order.who is Who.CONTROLLER:
+        if order.target is Target.CONTROLLER:
             return kill(self._process.pid) and self._process.wait() == -signal.SIGKILL
-        if order.who is Who.EVERYTHING:
+        if order.target is Target.EVERYTHING:
             alive = kill(self._process.pid) and self._process.wait() == -signal.SIGKILL
             while left := self.living():  # those too that are started meanwhile
                 for pid in left:
                     kill(pid)
             return alive
         # One that is coming back from an earlier kill is waited for.
-        if not self._until(lambda: bool(self._processes(order.who)), look_s=0.02):
+        if not self._until(lambda: bool(self._processes(order.target)), look_s=0.02):
             return False
-        found = self._processes(order.who)
+        found = self._processes(order.target)
         return bool(found) and kill(found[int(order.which * len(found))])
 
     def _until(self, condition: Callable[[], bool], look_s: float = LOOK_S) -> bool:
@@ -352,13 +352,13 @@ class Run:
         within(LIMIT_S, lambda: condition() or self._process.poll() is not None, look_s)
         return self._process.poll() is None and condition()
 
-    def _processes(self, who: Who) -> list[int]:
+    def _processes(self, target: Target) -> list[int]:
         """Ray's own process, or the workers of a role."""
-        if who not in RAY:
-            return self._workers(who)
-        return [pid for pid in self.living() if program(pid) == who.value]
+        if target not in RAY:
+            return self._workers(target)
+        return [pid for pid in self.living() if program(pid) == target.value]
 
-    def _workers(self, role: Who) -> list[int]:
+    def _workers(self, role: Target) -> list[int]:
         """By the logs that they write to."""
         found = {}
         for pid in self.living():
@@ -371,8 +371,8 @@ class Run:
         return [found[log] for log in sorted(found)]
 
     def _step(self) -> int:
-        """The last step that this process told of."""
-        return max((int(number) for number in _STEP.findall(self._said.read_bytes())), default=0)
+        """The last step that this process logged."""
+        return max((int(number) for number in _STEP.findall(self._log.read_bytes())), default=0)
 
     def _drafts(self) -> set[str]:
         folder = self.folder / "checkpoints"
@@ -381,7 +381,7 @@ class Run:
     def _saving(self) -> bool:
         return bool(self._drafts() - self._drafts_before)
 
-    def end_without(self, who: Who) -> tuple[bool, str]:
+    def end_without(self, target: Target) -> tuple[bool, str]:
         """Wait for the end of a run whose Ray was killed; whether it has to be resumed, and what was wrong.
 
         A run that had done all its steps may end as if nothing had happened.
@@ -389,12 +389,13 @@ class Run:
         try:
             code = self._process.wait(ENDS_S)
         except subprocess.TimeoutExpired:
-            self._strike(Kill(Who.EVERYTHING, When.END, 0, 0.0, 0.0))
-            return True, f"without its {who} it did not end within {ENDS_S:g} s: {self._last_words()}"
-        lines = self._said.read_text(errors="replace").splitlines()
-        said = [line for line in lines if line.startswith("rollart: ")]
-        if code and not (len(said) == 1 and f"RuntimeLost: Ray's {RAY[who]}" in said[0] and "--resume" in said[0]):
-            return True, f"without its {who}, exit code {code}: {self._last_words()}"
+            self._strike(Kill(Target.EVERYTHING, When.END, 0, 0.0, 0.0))
+            return True, f"without its {target} it did not end within {ENDS_S:g} s: {self._log_tail()}"
+        lines = self._log.read_text(errors="replace").splitlines()
+        errors = [line for line in lines if line.startswith("rollart: ")]
+        expected = f"RuntimeLost: Ray's {RAY[target]}"
+        if code and not (len(errors) == 1 and expected in errors[0] and "--resume" in errors[0]):
+            return True, f"without its {target}, exit code {code}: {self._log_tail()}"
         return code != 0, ""
 
     def end(self) -> str:
@@ -402,12 +403,12 @@ class Run:
         try:
             code = self._process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
-            self._strike(Kill(Who.EVERYTHING, When.END, 0, 0.0, 0.0))
-            return f"it did not end within {LIMIT_S:g} s: {self._last_words()}"
-        return f"exit code {code}: {self._last_words()}" if code else ""
+            self._strike(Kill(Target.EVERYTHING, When.END, 0, 0.0, 0.0))
+            return f"it did not end within {LIMIT_S:g} s: {self._log_tail()}"
+        return f"exit code {code}: {self._log_tail()}" if code else ""
 
-    def _last_words(self) -> str:
-        return self._said.read_text(errors="replace").strip()[-600:]
+    def _log_tail(self) -> str:
+        return self._log.read_text(errors="replace").strip()[-600:]
 
     def remains(self) -> list[str]:
         """What is left although it has ended."""
@@ -421,7 +422,7 @@ class Run:
         return left + [str(path) for path in SHARED_MEMORY.iterdir() if ours.fullmatch(path.name)]
 
     def audit(self) -> list[str]:
-        """What the command says of the run as it is now; a run without an event has nothing to say."""
+        """Violations that `rollart audit` finds now; none for a run without events."""
         if not (self.folder / "journal.sqlite").is_file() or next(self._events(), None) is None:
             return []
         done = subprocess.run([*ROLLART, "audit", self.folder, "--json"], capture_output=True, text=True, check=False)
@@ -441,8 +442,8 @@ class Run:
         if (step := replay(self._events()).step) != STEPS:
             wrong.append(f"the lineage is at step {step} of {STEPS}")
         lines = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_bytes().splitlines()]
-        told = {line["step"] for line in lines if line["type"] == "step"}
-        if missing := set(range(1, STEPS + 1)) - told:
+        recorded = {line["step"] for line in lines if line["type"] == "step"}
+        if missing := set(range(1, STEPS + 1)) - recorded:
             wrong.append(f"no metrics of the steps {sorted(missing)}")
         checkpoint = Checkpoints(self.folder / "checkpoints").newest()
         if checkpoint is None or checkpoint.version.step != STEPS:
@@ -474,9 +475,9 @@ def try_seed(seed: int, runtime: str, scratch: Path) -> Outcome:
             outcome.missed.append(str(order))
             continue
         outcome.killed.append(str(order))
-        ended = order.who in FATAL
-        if order.who in RAY:
-            ended, failed = run.end_without(order.who)
+        ended = order.target in FATAL
+        if order.target in RAY:
+            ended, failed = run.end_without(order.target)
             outcome.violations += [failed] if failed else []
         if ended:
             outcome.violations += [f"after the kill: {wrong}" for wrong in run.audit()]

@@ -10,7 +10,7 @@ A mutant is a module with one small change to what it computes or decides:
     if, x if c else y   always, never                                            while never; a filter of a list dropped
     a statement         left out: a call, `del`, a += b, an assignment to an attribute or an item
 
-Not mutated is what declares or says rather than decides: annotations, type aliases, decorators, the bases and keywords
+Declarations and messages are not mutated: annotations, type aliases, decorators, the bases and keywords
 of a class, `__slots__`, texts (docstrings included) and what is raised.
 
 A mutant is tried in turn by the tests and worked examples of its own module, by the other tests of `policy` that load
@@ -120,7 +120,7 @@ def mutants(module: str, source: str) -> list[Mutant]:
 
 
 def _decisions(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a tree but for what declares or says something."""
+    """The nodes of a tree, without declarations and messages."""
     if isinstance(node, ast.Raise) or _is_declaration(node):
         return
     yield node
@@ -340,14 +340,14 @@ def _survey() -> Survey:
     loads: dict[Path, set[str]] = {}
     for file in sorted(TESTS.glob("test_*.py")):
         reading, writing = os.pipe()
-        cpu_s[file] = _unharmed(file.name, partial(_tell_what_is_loaded, file, writing))
+        cpu_s[file] = _unharmed(file.name, partial(_report_loaded_policies, file, writing))
         os.close(writing)
-        with os.fdopen(reading) as told:
-            loads[file] = set(told.read().split())
+        with os.fdopen(reading) as pipe:
+            loads[file] = set(pipe.read().split())
     return Survey(cpu_s, loads, _unharmed("fuzz", _fuzz_fails))
 
 
-def _tell_what_is_loaded(file: Path, writing: int) -> bool:
+def _report_loaded_policies(file: Path, writing: int) -> bool:
     failed = _pytest_fails([file])
     os.write(writing, " ".join(name for name in sys.modules if name.startswith("rollart.policy.")).encode())
     return failed

@@ -50,10 +50,13 @@ def test_a_run_goes_on_after_a_kill(seed: int) -> None:
 
 def test_28_seeds_kill_everybody_at_every_moment(kills: ModuleType) -> None:
     for first in (0, 7):
-        pairs = {(plan.kills[0].who, plan.kills[0].when) for plan in (kills.plan(first + n, "ray") for n in range(28))}
-        assert len(pairs) == len(kills.Who) * len(kills.When)
+        firsts = [kills.plan(first + n, "ray").kills[0] for n in range(28)]
+        pairs = {(kill.target, kill.when) for kill in firsts}
+        assert len(pairs) == len(kills.Target) * len(kills.When)
     assert kills.plan(3, "ray") == kills.plan(3, "ray")
-    assert all(kill.who is kills.Who.CONTROLLER for seed in range(20) for kill in kills.plan(seed, "inline").kills)
+    assert all(
+        kill.target is kills.Target.CONTROLLER for seed in range(20) for kill in kills.plan(seed, "inline").kills
+    )
 
 
 PARENT = """

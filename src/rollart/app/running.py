@@ -201,13 +201,13 @@ def _make_model(module: str, order: Mapping[str, Any]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
             say(line.rstrip())
-        said = process.communicate()[1].strip().splitlines()
+        errors = process.communicate()[1].strip().splitlines()
     finally:
         process.kill()
         process.wait()
     if process.returncode:
         raise RunError(
-            f"creating the model failed: {said[-1] if said else f'{module} ended with {process.returncode}'}"
+            f"creating the model failed: {errors[-1] if errors else f'{module} ended with {process.returncode}'}"
         )
 
 
@@ -292,8 +292,8 @@ def _leave_cpu(folder: Path, controller_s: float, workers_s: Mapping[WorkerId, f
         role = worker.partition("/")[0]
         roles[role] = roles.get(role, 0.0) + spent_s
     (folder / CPU).write_bytes(msgspec.json.encode(roles) + b"\n")
-    said = sorted(roles.items(), key=lambda each: -each[1])
-    say("CPU: " + ", ".join(f"{role} {spent_s:.1f} s" for role, spent_s in said))
+    ordered = sorted(roles.items(), key=lambda each: -each[1])
+    say("CPU: " + ", ".join(f"{role} {spent_s:.1f} s" for role, spent_s in ordered))
 
 
 async def _run(config: RunConfig, folder: Path, state: RunState | None, runtime: Runtime, store: WeightStore) -> None:

@@ -143,15 +143,15 @@ def token_texts(ids: Sequence[int], codec: Codec) -> list[str]:
     ['n', '', 'é']
     """
     texts = []
-    start, said = 0, ""
+    start, prefix = 0, ""
     for end in range(1, len(ids) + 1):
         text = codec.text(ids[start:end])
         if text.endswith(INCOMPLETE) and end - start <= LONGEST_SIGN and end < len(ids):
             texts.append("")
             continue
-        texts.append(text[len(said) :])
+        texts.append(text[len(prefix) :])
         # The last token stays in the window: some tokenizers decode a word differently at the start of a text.
-        start, said = end - 1, codec.text(ids[end - 1 : end])
+        start, prefix = end - 1, codec.text(ids[end - 1 : end])
     return texts
 
 
@@ -208,7 +208,7 @@ def _earned(trajectory: Trajectory, turn: int) -> str:
 def _shown(text: str) -> str:
     """The text without control characters that would affect a terminal."""
     left = len(text) - LONGEST_TEXT
-    said = "".join(
+    printable = "".join(
         char if char.isprintable() or char in "\n\t" else f"\\x{ord(char):02x}" for char in text[:LONGEST_TEXT]
     )
-    return said if left <= 0 else f"{said} … ({left:,} characters more)"
+    return printable if left <= 0 else f"{printable} … ({left:,} characters more)"

@@ -173,7 +173,7 @@ class Lake:
         """Walk over the lake.
 
         Args:
-            answer: What the agent says.
+            answer: The agent's answer.
 
         Returns:
             Where it stands then.
@@ -190,10 +190,10 @@ def lake_tokenizer(folder: str) -> Any:
     over = tokenizer(USER + OVER + AGENT)["input_ids"]
 
     def parse(ids: Sequence[int], *, prefix: Sequence[int], tools: Any = None) -> dict[str, Any]:  # noqa: ARG001
-        said = tokenizer.decode(ids, skip_special_tokens=True)
+        answer = tokenizer.decode(ids, skip_special_tokens=True)
         if list(prefix[-len(over) :]) == over:
-            return {"role": "assistant", "content": said}
-        call = {"type": "function", "function": {"name": "move", "arguments": {"answer": said}}}
+            return {"role": "assistant", "content": answer}
+        call = {"type": "function", "function": {"name": "move", "arguments": {"answer": answer}}}
         return {"role": "assistant", "content": "", "tool_calls": [call]}
 
     tokenizer.response_template = {}  # TRL calls `parse_response` only if this exists

@@ -162,7 +162,7 @@ def an_adapter_is_held_with_what_it_is_on(harness: WeightStoreHarness) -> None:
 
 @SUITE.case
 def an_adapter_moves_to_the_next_full_version(harness: WeightStoreHarness) -> None:
-    """A restarted trainer publishes a full version and adapters on that one; the old ones stand in nobody's way."""
+    """A restarted trainer publishes a full version and adapters on that one; the old ones do not interfere."""
     for epoch in range(4):
         base, base_buckets = publish(harness.store, Version(epoch, epoch))
         holds(harness.store, base, base_buckets)

@@ -29,7 +29,7 @@ class Context:
         self.waits = Waits(self.loop, self.nursery.boundary)
         self.accounts = Accounts()
         self.lineage = Lineage(state)
-        """What the journal says of prompts, claims and steps: a fold of the events, as a resume would make it."""
+        """Prompts, claims and steps according to the journal: the same fold of its events as in a resume."""
         self.recorded = 0
         """Events so far: how a stall is noticed."""
 

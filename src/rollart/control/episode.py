@@ -38,7 +38,7 @@ class Stopped(Exception):
 
 
 class EpisodeOwner(FirstTokenObserver, Protocol):
-    """Decides about episodes and hears how they end."""
+    """Decides whether episodes go on, and is notified of their end."""
 
     def check_bound(self, trajectory: Trajectory) -> None:
         """Called before every turn and at the end; raises `Stopped` where the trajectory may not go on."""

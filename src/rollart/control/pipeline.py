@@ -19,7 +19,7 @@ One step, with the paper's numbers:
     (6) train       credit the batch, make one optimiser step, publish the version: beside the rollout of the next
                     batch where the mode overlaps, else before rollout goes on
 
-Who waits for whom:
+Dependencies, by who waits for what:
 
     the trainer     for a whole batch, in (1): the only wait of this loop for rollout
     rollout         for admission: a group starts only while it can still be claimed within the staleness bound α.

@@ -50,7 +50,7 @@ class TurnResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class FirstTokenObserver(Protocol):
-    """Hears the version of a trajectory's first token as soon as an engine reports it, once."""
+    """Notified once per trajectory of the version of its first token, as soon as an engine reports it."""
 
     def first_token(self, trajectory: Trajectory, version: Version) -> None: ...
 
@@ -61,9 +61,9 @@ class _Session:
     __slots__ = ("engine", "future", "holder", "observer", "partial", "request", "sampling", "trajectory")
 
     sampling: Sampling
-    """Of the turn."""
+    """Sampling parameters of the current turn."""
     request: RequestId
-    """Of the turn at `engine`."""
+    """Id of the current turn at `engine`."""
 
     def __init__(self, trajectory: Trajectory, observer: FirstTokenObserver) -> None:
         self.trajectory = trajectory

@@ -98,8 +98,8 @@ def _probe(python: str, needed: tuple[str, ...]) -> dict[str, Any]:
     except OSError as error:
         raise RequestError(f"{python} cannot be started: {error}") from error
     except ValueError:
-        said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-        raise RequestError(f"{python} does not run as a Python interpreter; its output: {said}") from None
+        output = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        raise RequestError(f"{python} does not run as a Python interpreter; its output: {output}") from None
     return found
 
 

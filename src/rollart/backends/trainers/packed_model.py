@@ -25,7 +25,7 @@ from rollart.types.ids import TrajectoryId
 KNOWN_TO_WORK = ("llama", "qwen2", "qwen3")
 """Tested on every change; other models with plain causal attention work too and are checked when loaded."""
 LARGEST_DIFFERENCE = 1e-3
-"""Of logits, relative to the largest: far above float32 rounding, far below the effect of a wrong mask."""
+"""Tolerance of logits, relative to the largest: far above float32 rounding, far below the effect of a wrong mask."""
 
 
 class Scores(NamedTuple):

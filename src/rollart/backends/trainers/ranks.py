@@ -117,7 +117,7 @@ class Ranks:
         self._wake = wake
         self._changed = threading.Condition()
         self._ready: set[int] = set()
-        self._said: dict[int, Failure] = {}
+        self._reported: dict[int, Failure] = {}
         self._failures: dict[int, Failure] = {}
         self._closed = False
         self._processes: dict[int, Process] = {}
@@ -213,23 +213,23 @@ class Ranks:
                 assert isinstance(connection, Connection)
                 rank = listening[connection]
                 try:
-                    said = connection.recv()
+                    message = connection.recv()
                 except (EOFError, OSError):
                     del listening[connection]
                     connection.close()
                     self._ended(rank)
                     continue
                 with self._changed:
-                    if isinstance(said, Ready):
+                    if isinstance(message, Ready):
                         self._ready.add(rank)
                     else:
-                        self._said[rank] = said
+                        self._reported[rank] = message
                     self._changed.notify_all()
 
     def _ended(self, rank: int) -> None:
         if self._closed:
             return
-        failure = self._said.get(rank) or Failure(self._exit_cause(rank))
+        failure = self._reported.get(rank) or Failure(self._exit_cause(rank))
         with self._changed:
             self._failures[rank] = failure
             self._changed.notify_all()
@@ -247,7 +247,7 @@ class Ranks:
         return f"{how}; last output: {output}" if output else how
 
     def _blame(self) -> TrainerLost | None:
-        """The rank that failed first; ranks that it took down may have been heard before it."""
+        """The rank that failed first; ranks that failed because of it may have reported earlier."""
         with self._changed:
             self._changed.wait_for(lambda: any(not each.echo for each in self._failures.values()), BLAME_S)
             failures = sorted(self._failures.items(), key=lambda each: each[1].echo)
