@@ -14,7 +14,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 class Shown(NamedTuple):
     dom: str
     console: list[str]
-    """Whatever was said there, errors above all."""
+    """Console messages, errors above all."""
 
 
 def browser() -> str:

@@ -65,8 +65,8 @@ TRAP = World(
 """The popular first move pays 0.7, a rare one leads to where 1 can be had.
 
 As long as the samples are those of version 0, the popular move is seen to beat the average in more than half of them,
-the rare one in one of seventeen. Who takes these frequencies for its own goes for the popular one until it never again
-tries the other; who weighs them by π / π_b sees that the average has risen to 0.7, and that only the rare one beats it.
+the rare one in one of seventeen. Without a correction the policy moves to the popular one until it never tries the
+other again; weighted by π / π_b, the average has risen to 0.7, and only the rare one beats it.
 """
 
 
@@ -77,7 +77,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Episodes of whole groups, one row each; `acted` says which turns an episode had."""
+    """Episodes of whole groups, one row each; `acted` marks the turns of an episode."""
 
     states: np.ndarray
     actions: np.ndarray
@@ -95,7 +95,7 @@ class Rollouts:
         return [list(rows[i : i + self.members]) for i in range(0, len(rows), self.members)]
 
     def returns(self) -> list[list[float]]:
-        """Of every episode of every group."""
+        """Return of every episode, by group."""
         return self.groups(self.rewards.sum(1).tolist())
 
 

@@ -158,7 +158,7 @@ def test_gigpo_by_hand() -> None:
     up, down = 2 / 3, -1 / 3
     assert found[0] == pytest.approx([up + 0.5 * (0.9 - 0.3), up + 0.5 * 0.5])
     assert found[1] == pytest.approx([down + 0.5 * -0.3, down - 0.5 * 0.5])
-    assert found[2] == pytest.approx([down + 0.5 * -0.3, down])  # nobody else was in "c"
+    assert found[2] == pytest.approx([down + 0.5 * -0.3, down])  # no other episode was in "c"
 
 
 def test_a_state_may_be_met_twice_in_a_trajectory() -> None:

@@ -225,7 +225,7 @@ def test_what_kl_estimators_estimate():
     forward = (reference.exp() * (reference - logprobs)).sum()
 
     def expected(estimator):
-        """The mean over tokens of the policy, and the mean gradient; who samples is held."""
+        """The mean over tokens of the policy, and the mean gradient; the sampling distribution is constant."""
         mean = (policy.detach() * kl_estimate(estimator, logprobs, reference)).sum()
         return mean, torch.autograd.grad(mean, logits, retain_graph=True)[0]
 

@@ -65,13 +65,13 @@ def test_a_task_is_its_settings_with_paths_for_what_was_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [({"max_turn": 3}, "did you mean max_turns?"), ({"share": -1.0}, "share: "), ({"unfilled": "stopp"}, "stop")],
 )
-def test_a_task_is_checked_when_it_is_made(settings: dict[str, Any], said: str) -> None:
+def test_a_task_is_checked_when_it_is_made(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         api.Task(FrozenLake, **settings)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_lambda_is_refused_when_the_task_is_made() -> None:
@@ -93,7 +93,7 @@ def test_what_is_laid_over_a_config_is_checked_with_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"runtime": "rai"}, "did you mean ray?"),
         ({"config": 3}, "config is a int"),
@@ -105,12 +105,12 @@ def test_what_is_laid_over_a_config_is_checked_with_it() -> None:
     ],
 )
 def test_a_wrong_request_is_an_error_and_starts_nothing(
-    arguments: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RequestError) as caught:
         api.run(**arguments)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 

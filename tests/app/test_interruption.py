@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, with real processes: the run stops in order, says how to go on, and leaves nothing behind."""
+"""Ctrl-C and SIGTERM, with real processes: the run stops in order, prints how to resume, and leaves nothing behind."""
 
 import os
 import signal
@@ -93,7 +93,7 @@ def descendants(pid: int) -> set[tuple[int, str]]:
 
 
 def gone(processes: set[tuple[int, str]]) -> bool:
-    """Soon: who watches over them ends them when the command is gone."""
+    """Whether the processes end soon: their watchdogs end them when the command is gone."""
     deadline = time.monotonic() + PATIENCE_S
     left = processes
     while left and time.monotonic() < deadline:
@@ -123,7 +123,7 @@ def test_a_run_that_is_stopped_says_how_to_go_on(tmp_path: Path, runtime: str, n
         below = descendants(process.pid)
         assert bool(below) == (runtime == "ray")
         if number is signal.SIGINT:
-            os.killpg(process.pid, number)  # as a terminal does: everybody hears it
+            os.killpg(process.pid, number)  # to the whole process group, as a terminal does
         else:
             process.send_signal(number)
         assert process.wait(PATIENCE_S) == 1

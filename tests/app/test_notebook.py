@@ -53,18 +53,18 @@ def test_the_example_runs_in_a_cell_and_its_model_is_loaded_in_the_next(tmp_path
 
 @pytest.fixture(autouse=True)
 def listening() -> Iterator[None]:
-    """Ctrl-C is heard, also where these tests run in the background of a shell, which has them ignore it."""
+    """Enable Ctrl-C, which a shell disables for background processes such as these tests."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
-def stopped(run: Callable[[Interruption], str], said: list[str]) -> str:
+def stopped(run: Callable[[Interruption], str], log: list[str]) -> str:
     """What comes of a run that is started inside an event loop of the main thread."""
     assert threading.current_thread() is threading.main_thread()
 
     async def cell() -> str:
-        return in_own_thread(said.append, run)
+        return in_own_thread(log.append, run)
 
     return asyncio.run(cell())
 
@@ -74,16 +74,16 @@ def interrupt() -> None:
 
 
 def test_ctrl_c_stops_the_run_in_order() -> None:
-    said: list[str] = []
+    log: list[str] = []
 
     async def training() -> None:
-        said.append("began")
+        log.append("began")
         try:
             interrupt()
             await asyncio.get_running_loop().create_future()
         finally:
             await asyncio.sleep(0)
-            said.append("flushed")
+            log.append("flushed")
 
     def run(interruption: Interruption) -> str:
         try:
@@ -93,43 +93,43 @@ def test_ctrl_c_stops_the_run_in_order() -> None:
         return "done"
 
     before = signal.getsignal(signal.SIGINT)
-    assert stopped(run, said) == "stopped"
-    assert said == ["began", "stopping; interrupt again to stop waiting for it", "flushed"]
+    assert stopped(run, log) == "stopped"
+    assert log == ["began", "stopping; interrupt again to stop waiting for it", "flushed"]
     assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_ctrl_c_before_the_run_has_begun_keeps_it_from_beginning() -> None:
-    said: list[str] = []
+    log: list[str] = []
 
     async def training() -> None:
-        said.append("began")
+        log.append("began")
 
     def run(interruption: Interruption) -> str:
         interrupt()
-        while not said:  # the main thread handles it
+        while not log:  # the main thread handles it
             os.sched_yield()
         with pytest.raises(KeyboardInterrupt):
             interruption.cancels(training())
         return "stopped"
 
-    assert stopped(run, said) == "stopped"
-    assert said == ["stopping; interrupt again to stop waiting for it"]
+    assert stopped(run, log) == "stopped"
+    assert log == ["stopping; interrupt again to stop waiting for it"]
 
 
 def test_a_second_ctrl_c_gives_the_cell_back() -> None:
-    said: list[str] = []
+    log: list[str] = []
     released = threading.Event()
 
     def run(_: Interruption) -> str:
         interrupt()
-        while not said:
+        while not log:
             os.sched_yield()
         interrupt()
         released.wait()
         return "stopped"
 
     with pytest.raises(KeyboardInterrupt):
-        stopped(run, said)
+        stopped(run, log)
     released.set()
 
 

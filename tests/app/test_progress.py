@@ -45,13 +45,13 @@ JOURNAL = [
 
 
 def lines(events: list[j.JournalEvent]) -> list[str]:
-    said: list[str] = []
+    out: list[str] = []
     journal = MemoryJournal()
-    logger = ProgressLogger(journal, said.append, 2)
+    logger = ProgressLogger(journal, out.append, 2)
     for event in events:
         logger.append(event)
     assert journal.events == events
-    return said
+    return out
 
 
 def test_the_reward_of_a_step_is_that_of_all_that_finished_and_the_batch_is_named_as_such() -> None:

@@ -67,9 +67,9 @@ def saved(journal: Path) -> bool:
 @pytest.mark.timeout(240)
 def test_a_run_without_its_ray_ends_with_a_reason_and_can_be_resumed(program: str, name: str, tmp_path: Path) -> None:
     small_task(tmp_path)
-    run, said = tmp_path / "run", tmp_path / "said"
+    run, log = tmp_path / "run", tmp_path / "log"
     words = ["train", "config.toml", "--out", "run", "--json", "--set", "steps=10000"]
-    with said.open("wb") as stderr:
+    with log.open("wb") as stderr:
         controller = subprocess.Popen([*COMMAND, *words], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=stderr)
     try:
         wait_until(lambda: controller.poll() is not None or saved(run / "journal.sqlite"))
@@ -91,7 +91,7 @@ def test_a_run_without_its_ray_ends_with_a_reason_and_can_be_resumed(program: st
         controller.wait()
 
     cause = f"RuntimeLost: Ray's {name} (pid {victim}) of this run died (killed by SIGKILL)"
-    lines = said.read_text().splitlines()
+    lines = log.read_text().splitlines()
     sentences = [line for line in lines if not line.startswith(("run folder", "step ", "report"))]
     assert len(sentences) == 1, sentences
     assert sentences[0].startswith(f"rollart: {cause}; the last checkpoint is that of step ")

@@ -30,7 +30,7 @@ NOISE = itertools.count()
 
 
 class Corridor:
-    """Up to three doors. What was said decides what a door pays and whether it is the last; every door is a state."""
+    """Up to three doors. The action decides what a door pays and whether it is the last; every door is a state."""
 
     def __init__(self, *, noisy: bool = False, named: bool = False) -> None:
         self._noisy, self._named = noisy, named
@@ -41,8 +41,8 @@ class Corridor:
 
     def step(self, action: str) -> TextStep:
         self._door += 1
-        said = sum(action.encode())
-        return self._seen(f"door {self._door}", said % 3 / 2, done=self._door == 3 or said % 5 == 0)
+        code = sum(action.encode())
+        return self._seen(f"door {self._door}", code % 3 / 2, done=self._door == 3 or code % 5 == 0)
 
     def close(self) -> None:
         pass

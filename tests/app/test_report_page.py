@@ -35,10 +35,10 @@ TAPS = """<script>
     const box = node.getBoundingClientRect();
     const at = { bubbles: true, clientX: box.left + box.width / 2, clientY: box.top + 2 };
     node.dispatchEvent(new PointerEvent("pointerdown", at));
-    const said = document.createElement("p");
-    said.id = id;
-    said.textContent = document.getElementById("tip").textContent;
-    document.body.append(said);
+    const copy = document.createElement("p");
+    copy.id = id;
+    copy.textContent = document.getElementById("tip").textContent;
+    document.body.append(copy);
   };
   for (const button of document.querySelectorAll("button")) button.click();
   tap(document.querySelector(".span-hung"), "tapped-hang");

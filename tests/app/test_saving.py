@@ -1,4 +1,4 @@
-"""The trained model: every run ends with a checkpoint, and says where it is and how it is loaded."""
+"""The trained model: every run ends with a checkpoint, and prints where it is and how to load it."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ ONLY_THE_LAST = {"checkpoint_every": 0}
 
 
 def loaded(stderr: str) -> Any:
-    """The model that the closing message of a run loads; what it says is run as it is."""
+    """The model that the closing message of a run loads; the printed code is run as it is."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -42,9 +42,9 @@ def test_the_last_step_is_saved_and_from_pretrained_loads_it(
     monkeypatch.chdir(tmp_path)
     result = api.run("config.toml", out="run", **ONLY_THE_LAST)
     assert result.checkpoint == Checkpoints(Path("run/checkpoints")).folder(Version(0, 2))
-    said = capfd.readouterr().err
-    assert f"model: {result.checkpoint}\n" in said
-    assert loaded(said).config.vocab_size == 260
+    output = capfd.readouterr().err
+    assert f"model: {result.checkpoint}\n" in output
+    assert loaded(output).config.vocab_size == 260
     resumed = api.run(resume="run", steps=3)
     assert resumed.checkpoint == Checkpoints(Path("run/checkpoints")).folder(Version(1, 3))
     assert loaded(capfd.readouterr().err).config.vocab_size == 260

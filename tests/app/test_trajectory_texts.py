@@ -70,17 +70,17 @@ def test_what_was_shown_after_the_last_action_is_told_too() -> None:
     played = trajectory(("You are at A.", "go left"))
     played.last_observation = Segment.of(CODEC.render("The goal.", first=False))
     assert describe(played, "", CODEC).endswith("go left\n--- observation\nThe goal.\n")
-    told = sample(played, "train", 3, "", CODEC)
-    assert [part.text for part in told.parts] == ["You are at A.", "", "The goal."]
+    sampled = sample(played, "train", 3, "", CODEC)
+    assert [part.text for part in sampled.parts] == ["You are at A.", "", "The goal."]
 
 
 def test_a_new_context_and_a_failure() -> None:
     played = trajectory(("One.", "a"), outcome=Outcome.ENV_FAILED)
     played.open_sequence()
     played.sequence.append_context(Segment.of(CODEC.render("Two.", first=True)))
-    told = describe(played, "the host is gone", CODEC)
-    assert told.startswith("=== trajectory 1, maze, train, prompt 17: env_failed, no reward (the host is gone)\n")
-    assert "a\n--- a new context\n--- observation\nTwo.\n" in told
+    text = describe(played, "the host is gone", CODEC)
+    assert text.startswith("=== trajectory 1, maze, train, prompt 17: env_failed, no reward (the host is gone)\n")
+    assert "a\n--- a new context\n--- observation\nTwo.\n" in text
 
 
 def test_two_answers_in_a_row_are_two() -> None:
@@ -91,20 +91,20 @@ def test_two_answers_in_a_row_are_two() -> None:
 
 
 def test_long_and_unprintable_texts_are_tamed() -> None:
-    told = describe(trajectory(("x" * (LONGEST_TEXT + 1234), "\x1b[2J\n")), "", CODEC)
-    assert "x … (1,234 characters more)\n" in told
-    assert "x" * (LONGEST_TEXT + 1) not in told
-    assert "\x1b" not in told
-    assert "\\x1b[2J\n" in told
+    text = describe(trajectory(("x" * (LONGEST_TEXT + 1234), "\x1b[2J\n")), "", CODEC)
+    assert "x … (1,234 characters more)\n" in text
+    assert "x" * (LONGEST_TEXT + 1) not in text
+    assert "\x1b" not in text
+    assert "\\x1b[2J\n" in text
 
 
 def test_every_token_keeps_its_version_and_log_probability() -> None:
     played = trajectory(("You are at A.", "go"), ("A wall.", "é"))
     played.turn_rewards, played.reward = [0.0, 0.5], 0.5
-    told = sample(played, "train", 3, "", CODEC)
-    assert told.versions == ("v0.3", "v0.4")
-    assert [part.text for part in told.parts if not part.tokens] == ["You are at A.", "A wall."]
-    first, second = (part for part in told.parts if part.tokens)
+    sampled = sample(played, "train", 3, "", CODEC)
+    assert sampled.versions == ("v0.3", "v0.4")
+    assert [part.text for part in sampled.parts if not part.tokens] == ["You are at A.", "A wall."]
+    first, second = (part for part in sampled.parts if part.tokens)
     assert [(token.text, token.id, token.logprob, token.version) for token in first.tokens] == [
         ("g", ord("g"), -1.0, 0),
         ("o", ord("o"), -1.5, 0),
@@ -161,9 +161,9 @@ def test_each_kind_has_its_share(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_said_once(tmp_path: Path) -> None:
     (tmp_path / "t").write_text("not a folder")
-    said: list[str] = []
-    texts = TrajectoryTexts(tmp_path / "t", CODEC, 10, said.append)
+    messages: list[str] = []
+    texts = TrajectoryTexts(tmp_path / "t", CODEC, 10, messages.append)
     for id in range(3):
         texts.ended(trajectory(("o", "a"), id=id), "")
-    assert len(said) == 1
-    assert "cannot write trajectories" in said[0]
+    assert len(messages) == 1
+    assert "cannot write trajectories" in messages[0]

@@ -11,7 +11,7 @@ from rollart.types.versions import Version
 
 
 def conversation(rng, prompt, turns):
-    """A sequence: a prompt, then for each turn so many sampled tokens and so many of an observation."""
+    """A sequence: a prompt, then for each turn the given numbers of sampled and observed tokens."""
     log = TokenSequence()
     log.append_context(Segment.of(prompt))
     for sampled, observed in turns:
@@ -52,7 +52,7 @@ def branching(seed=0, instructions=10):
     out = []
     for group in range(2):
         prompt = np.concatenate((common, rng.integers(0, VOCABULARY, 4)))
-        way = [rng.integers(0, VOCABULARY, size) for size in (3, 5, 2, 6, 4, 3)]  # said, seen, said, seen, said, seen
+        way = [rng.integers(0, VOCABULARY, size) for size in (3, 5, 2, 6, 4, 3)]  # sampled and observed in turn
         for stays in (6, 6, 4, 3, 2, 1, 0):
             log = TokenSequence()
             log.append_context(Segment.of(prompt))

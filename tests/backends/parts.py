@@ -51,7 +51,7 @@ PATIENCE_S = 100.0
 
 
 class Driver:
-    """Drives one worker, in the test's thread, and keeps what it said."""
+    """Drives one worker in the test's thread, and records its events."""
 
     def __init__(
         self, factory: Callable[[Mapping[str, Any], Callable[[], None]], Worker], settings: Mapping[str, Any]
@@ -66,7 +66,7 @@ class Driver:
         self.worker.post(commands)
 
     def slice(self) -> float | None:
-        """One `advance`; gives its `wake_at`."""
+        """Call `advance` once; returns its `wake_at`."""
         advance = self.worker.advance(time.monotonic())
         events, wake_at = advance.events, advance.wake_at
         self.events += events
@@ -74,10 +74,7 @@ class Driver:
         return wake_at
 
     def rest(self) -> list[WorkerEvent]:
-        """Drive until the worker asks for nothing more, and has staged, in threads, what it was to stage.
-
-        Gives what it said since the last call.
-        """
+        """Drive until the worker is idle and its threads have staged everything; returns new events."""
         while True:
             self.woken.clear()
             if self.slice() is None:
@@ -86,7 +83,7 @@ class Driver:
                 assert self.woken.wait(PATIENCE_S), f"{self.staging} not staged within {PATIENCE_S:g} s"
 
     def answers(self, count: int = 1, seconds: float = PATIENCE_S) -> list[WorkerEvent]:
-        """Drive until there are so many events, waiting for the worker's threads to wake it."""
+        """Drive until there are `count` events, waiting for the worker's threads to wake it."""
         deadline = time.monotonic() + seconds
         while len(self.events) < count:
             self.woken.clear()
@@ -96,12 +93,12 @@ class Driver:
         return self.take()
 
     def ask(self, *commands: WorkerCommand) -> list[WorkerEvent]:
-        """Send and drive until the worker rests."""
+        """Send commands and drive until the worker is idle."""
         self.send(*commands)
         return self.rest()
 
-    def told(self, *commands: WorkerCommand) -> list[WorkerEvent]:
-        """Send to a worker that answers each command once, and drive until it has."""
+    def call(self, *commands: WorkerCommand) -> list[WorkerEvent]:
+        """Send commands that have one answer each, and drive until all are answered."""
         self.send(*commands)
         return self.answers(len(commands))
 
@@ -111,7 +108,7 @@ class Driver:
 
 
 def end_threads(task: str) -> None:
-    """Wait for the threads of the environment hosts of a task, which were told to end: a host itself waits a moment."""
+    """Wait for the threads of a task's environment hosts, which are ending: a host itself waits only briefly."""
     for thread in threading.enumerate():
         if thread.name.startswith(f"{task}:"):
             thread.join(PATIENCE_S)

@@ -1,4 +1,4 @@
-"""Adapter versions: engines merge them into what they are on, or say that they cannot."""
+"""Adapter versions: engines merge them into their base version, or report that they cannot."""
 
 import sys
 
@@ -38,9 +38,9 @@ def publish_adapter(store, version, tensors, parent=V1):
 
 def staged(staging, manifest):
     staging.begin(manifest)
-    while (said := staging.slice()) is None:
+    while (result := staging.slice()) is None:
         pass
-    return said
+    return result
 
 
 def test_what_is_merged_is_the_sum_and_the_base_stays():
@@ -132,11 +132,11 @@ def test_a_broken_adapter_costs_the_engine_nothing():
     driver = Driver(TorchEngine, {"model": TINY, "store": store, "max_context": 64})
     assert driver.ask(Stage(publish(store, V1)), Update(V1))[-1] is not None
     broken = {name: tensor * torch.inf for name, tensor in factors().items()}
-    said = driver.ask(Stage(publish_adapter(store, V2, broken)))
-    assert isinstance(said[-1], StageFailed)
-    assert "non-finite" in said[-1].reason
-    said = driver.ask(Stage(publish_adapter(store, V3, factors())))
-    assert said == [Staged(V3)]
+    events = driver.ask(Stage(publish_adapter(store, V2, broken)))
+    assert isinstance(events[-1], StageFailed)
+    assert "non-finite" in events[-1].reason
+    events = driver.ask(Stage(publish_adapter(store, V3, factors())))
+    assert events == [Staged(V3)]
     assert driver.ask(Update(V3)) == [Updated(V3)]
 
 
@@ -148,8 +148,8 @@ def test_the_version_that_adapters_are_on_is_kept():
     kept = []
     for version, kind in zip(versions, kinds, strict=False):
         tensors = tiny_model().state_dict() if kind is WeightKind.FULL else factors()
-        told = publisher.start(version, lambda tensors=tensors: tensors, kind).result()
-        assert isinstance(told, Published)
+        result = publisher.start(version, lambda tensors=tensors: tensors, kind).result()
+        assert isinstance(result, Published)
         kept.append(sorted(held.step for held in store._versions))
     assert kept == [[0], [0, 1], [0, 2], [3], [4]]
 
@@ -157,9 +157,9 @@ def test_the_version_that_adapters_are_on_is_kept():
 def test_a_store_that_loses_the_base_is_named():
     publisher = Publisher(MemoryStore(), bucket_bytes=8192, keep=2)
     publisher._published.append(publish(MemoryStore(), V1))
-    told = publisher.start(V2, factors, WeightKind.ADAPTER).result()
-    assert isinstance(told, TrainerFailed)
-    assert f"on {V1}, which the store does not hold" in told.reason
+    result = publisher.start(V2, factors, WeightKind.ADAPTER).result()
+    assert isinstance(result, TrainerFailed)
+    assert f"on {V1}, which the store does not hold" in result.reason
 
 
 def test_without_peft_it_is_said_how_to_get_it(monkeypatch):

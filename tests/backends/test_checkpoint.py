@@ -192,7 +192,7 @@ def test_a_folder_that_cannot_be_is_said(tmp_path):
 
 @pytest.mark.parametrize("name", ["model.pt", "../secret.json", "sub/model.safetensors"])
 def test_only_safetensors_and_json_of_the_folder_are_read(tmp_path, name, caplog):
-    """Whoever can write a `state.json` with the right digests still gets nothing else read."""
+    """Other files are not read even if `state.json` lists them with the right digests."""
     put(tmp_path, V1, V2)
     payload = b"\x80\x05 a pickle"
     folder = tmp_path / "step-00000002.epoch-0"

@@ -62,13 +62,13 @@ def test_it_uses_several_cores_and_leaves_one_thread_to_whoever_comes_next(tmp_p
 
 
 def chances(folder, tokens):
-    """Of every token, after each of these."""
+    """Probabilities of every token after each prefix of `tokens`."""
     with torch.no_grad():
         return AutoModelForCausalLM.from_pretrained(folder)(torch.tensor([tokens])).logits[0].softmax(-1)
 
 
 def test_observations_of_no_weight_are_not_learned(learned):
-    """Inside an observation the model knows only answers: it was never told what comes there."""
+    """Inside an observation the model knows only answers: the rest was never trained on."""
     (observed, _), _ = parrot(1)[0]
     found = chances(learned[0], observed)
     assert found[:, 30:40].sum(-1).min() > 0.5
@@ -77,9 +77,9 @@ def test_observations_of_no_weight_are_not_learned(learned):
 
 def test_what_follows_an_answer_is_learned_and_a_prompt_never(tmp_path):
     prompt, folder = [20, 21, 22], tmp_path / "model"
-    told = [[(prompt, answer), later] for [(_, answer), later] in parrot()]
-    cold_start(settings(), told, folder, BESIDE)
-    (_, answer), (later, _) = told[0]
+    transcripts = [[(prompt, answer), later] for [(_, answer), later] in parrot()]
+    cold_start(settings(), transcripts, folder, BESIDE)
+    (_, answer), (later, _) = transcripts[0]
     found = chances(folder, [*prompt, *answer, *later])
     assert found[len(prompt) + len(answer) - 1, 10:20].sum() > 0.9
     assert found[: len(prompt) - 1, 20:23].sum(-1).max() < 0.1

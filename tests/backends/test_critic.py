@@ -26,7 +26,7 @@ CRITIC = {"discount": 0.9, "trace": 0.8, "value_weight": 0.5, "value_learning_ra
 
 
 def batch(seed=0):
-    """One sequence; two, with a turn that said nothing; one cut off behind an observation; one in a new context."""
+    """One sequence; two, with an empty turn; one cut off behind an observation; one in a new context."""
     rng = np.random.default_rng(seed)
     prompt = rng.integers(0, VOCABULARY, 6)
     shapes = [
@@ -47,7 +47,7 @@ def batch(seed=0):
 
 
 REWARDS = {0: [0, 0, 0, 0.5, 0, 1.0], 1: [0, 0, 0.25, 0, -1.0], 2: [0, 0, 0, 0, 0.125], 3: [0, 2.0]}
-"""Of every token: at the last of its turn, and what a turn without tokens earned with the one before."""
+"""Rewards by token: each at the last token of its turn; that of a turn without tokens goes to the turn before."""
 
 
 def trainer(store=None, critic=CRITIC, **settings):
@@ -58,7 +58,7 @@ def trainer(store=None, critic=CRITIC, **settings):
 
 
 def train(driver, step=1, samples=None):
-    (done,) = driver.told(Train(step, Version(0, step), batch() if samples is None else samples))
+    (done,) = driver.call(Train(step, Version(0, step), batch() if samples is None else samples))
     return done
 
 
@@ -224,9 +224,9 @@ def test_a_checkpoint_holds_it_and_a_version_does_not(tmp_path):
     store = MemoryStore()
     driver = trainer(store, checkpoints=str(tmp_path))
     train(driver, 1)
-    (published,) = driver.told(Publish(V1))
+    (published,) = driver.call(Publish(V1))
     assert {entry.name for entry in published.manifest.tensors} == tiny_model().state_dict().keys()
-    assert driver.told(Save(V1)) == [Saved(V1)]
+    assert driver.call(Save(V1)) == [Saved(V1)]
     (folder,) = tmp_path.iterdir()
     saved = load_file(folder / "critic.safetensors")
     assert torch.equal(saved["weight"], driver.head.weight)
@@ -240,7 +240,7 @@ def test_a_checkpoint_holds_it_and_a_version_does_not(tmp_path):
 
 def test_a_checkpoint_without_a_critic_is_refused_and_named(tmp_path):
     plain = Driver(TorchTrainer, {**SETTINGS, "store": MemoryStore(), "checkpoints": str(tmp_path)})
-    plain.told(Train(1, V1, batch()), Save(V1))
+    plain.call(Train(1, V1, batch()), Save(V1))
     with pytest.raises(RequestError, match=r"has no critic\.safetensors"):
         trainer(checkpoints=str(tmp_path))
 

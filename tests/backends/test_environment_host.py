@@ -19,11 +19,11 @@ GATES: dict[str, threading.Event] = {}
 
 
 class Parrot:
-    """Says what it hears. Some words make it misbehave."""
+    """Repeats its actions. Some words make it misbehave."""
 
     def __init__(self, greeting="hi"):
         self.greeting = greeting
-        self.heard = []
+        self.actions = []
         self.closed = threading.Event()
         BUILT.append(self)
 
@@ -34,7 +34,7 @@ class Parrot:
         return TextStep(f"{self.greeting} {prompt.seed}")
 
     def step(self, action):
-        self.heard.append(action)
+        self.actions.append(action)
         match action.split():
             case ["raise"]:
                 raise ValueError("squawk")
@@ -46,7 +46,7 @@ class Parrot:
             case ["done"]:
                 return TextStep("bye", 1.0, True, artifact=b"feather")
             case ["perch", name]:
-                return TextStep(f"squawk {len(self.heard)}", state=name)
+                return TextStep(f"squawk {len(self.actions)}", state=name)
             case ["fresh"]:
                 return TextStep("again", fresh_context=True)
             case ["answer", what]:
@@ -126,20 +126,20 @@ def test_an_episode_in_tokens():
     driver.send(Close(1))
     driver.slice()
     assert BUILT[0].closed.wait(PATIENCE_S)
-    assert BUILT[0].heard == ["ahoi ä", "done"]
+    assert BUILT[0].actions == ["ahoi ä", "done"]
 
 
 def test_an_environment_may_name_its_state():
     """Whatever it shows then: the key is that of the name. Without one, the observation is the state."""
     driver = host()
-    driver.told(reset(1))
+    driver.call(reset(1))
     left, right, again = (
-        driver.told(step(1, turn, f"perch {name}"))[0] for turn, name in ((1, "left"), (2, "right"), (3, "left"))
+        driver.call(step(1, turn, f"perch {name}"))[0] for turn, name in ((1, "left"), (2, "right"), (3, "left"))
     )
     assert left.observation != again.observation
     assert left.state == again.state == state_key(b"left") != right.state
-    (unnamed,) = driver.told(step(1, 4, "hello"))
-    (cut,) = driver.told(Step(1, 5, Segment.of(list(b"hello"))))
+    (unnamed,) = driver.call(step(1, 4, "hello"))
+    (cut,) = driver.call(Step(1, 5, Segment.of(list(b"hello"))))
     assert unnamed.observation != cut.observation, "a turn that was cut off is ended in the context"
     assert unnamed.state == cut.state
 
@@ -164,7 +164,7 @@ def test_doubles_are_answered_from_memory():
     assert one(driver, step(1, 1, "a")) == second
     assert one(driver, reset(1)) == first
     assert len(BUILT) == 1
-    assert BUILT[0].heard == ["a"]
+    assert BUILT[0].actions == ["a"]
 
 
 @pytest.mark.parametrize(("word", "reason"), [("raise", "ValueError: squawk"), ("exit", "SystemExit: 3")])
@@ -203,7 +203,7 @@ def test_a_hanging_environment_blocks_nobody():
     started(driver, 2, 1)
     driver.send(step(1, 1, "hang a"))
     assert isinstance(one(driver, step(2, 1, "a")), Observed)
-    # A reset into its slot abandons it; what it says later is void.
+    # A reset into its slot abandons it; its later answer is void.
     assert isinstance(one(driver, reset(3, 0)), Observed)
     GATES["a"].set()
     assert BUILT[0].closed.wait(PATIENCE_S)

@@ -16,21 +16,21 @@ from rollart.types.tokens import Generated, Segment, TokenSequence, VersionRun
 from rollart.types.trajectory import Prompt
 from rollart.types.versions import Version
 
-HEARD = []
+ACTIONS = []
 THINKING = QWEN_LIKE.replace("assistant\\n' }}", "assistant\\n<think></think>' }}")
 """Opens an answer with thoughts that are gone from it in the next turn."""
 
 
-class Listener:
-    """Keeps what it hears, and answers with what a template, read again, would take for markers."""
+class Recorder:
+    """Records its actions, and answers with text that a template would parse as special tokens."""
 
     def reset(self, prompt):
-        HEARD.clear()
+        ACTIONS.clear()
         return TextStep(f"turn {prompt.seed}")
 
     def step(self, action):
-        HEARD.append(action)
-        return TextStep(f"<|im_end|>\n<|im_start|>assistant\n{len(HEARD)}")
+        ACTIONS.append(action)
+        return TextStep(f"<|im_end|>\n<|im_start|>assistant\n{len(ACTIONS)}")
 
     def close(self):
         pass
@@ -94,7 +94,7 @@ def test_nothing_is_tokenised_again(tmp_path):
     actions = [[*letters, end], [*half, end], [other_end, *letters, end], letters]
     settings = {
         "task": "t",
-        "environment": f"{__name__}:Listener",
+        "environment": f"{__name__}:Recorder",
         "codec": "rollart.backends.environments.hf_codec:HfCodec",
         "codec_settings": {"folder": folder},
     }
@@ -119,7 +119,7 @@ def test_nothing_is_tokenised_again(tmp_path):
     assert log.whole().ids()[log.action_mask()].tolist() == [token for action in actions for token in action]
     text = whole.decode(log.whole().ids().tolist(), skip_special_tokens=False)
     assert whole.encode(text).ids != expected  # so it could not have been tokenised again
-    assert HEARD == ["left", "\N{REPLACEMENT CHARACTER}", "left", "left"]
+    assert ACTIONS == ["left", "\N{REPLACEMENT CHARACTER}", "left", "left"]
     driver.worker.close()
 
 

@@ -50,16 +50,16 @@ def served(store, manifest):
     """The weights that an engine makes of a version."""
     staging = Staging(store, tiny_model().state_dict())
     staging.begin(manifest)
-    while (said := staging.slice()) is None:
+    while (result := staging.slice()) is None:
         pass
-    assert said == Staged(manifest.version)
+    assert result == Staged(manifest.version)
     return staging.take(manifest.version)
 
 
 def published(driver, version):
-    (told,) = driver.told(Publish(version))
-    assert isinstance(told, Published), told
-    return told.manifest
+    (event,) = driver.call(Publish(version))
+    assert isinstance(event, Published), event
+    return event.manifest
 
 
 def own_weights(driver):
@@ -147,7 +147,7 @@ def test_a_checkpoint_is_one_of_peft(trainer, tmp_path):
     driver = trainer(model=str(model), checkpoints=str(tmp_path / "run"))
     for step in (1, 2):
         train(driver, step)
-    assert driver.told(Save(V2)) == [Saved(V2)]
+    assert driver.call(Save(V2)) == [Saved(V2)]
     (folder,) = (tmp_path / "run").iterdir()
     assert "model.safetensors" not in {path.name for path in folder.iterdir()}
     loaded = peft.PeftModel.from_pretrained(tiny_model(3), folder)
@@ -169,7 +169,7 @@ def test_training_goes_on(trainer, before, after, tmp_path):
     published(unstopped, Version(0, 0))
     for step in (1, 2):
         train(unstopped, step)
-    assert unstopped.told(Save(V2)) == [Saved(V2)]
+    assert unstopped.call(Save(V2)) == [Saved(V2)]
     expected = train(unstopped, 3)
     kept = own_whole(unstopped)
     unstopped.worker.close()
@@ -222,7 +222,7 @@ def test_a_kl_penalty_holds_to_the_model_without_factors(trainer):
 def test_another_model_is_refused(trainer, tmp_path):
     driver = trainer(checkpoints=str(tmp_path))
     train(driver, 1)
-    driver.told(Save(V1))
+    driver.call(Save(V1))
     with pytest.raises(RequestError, match="adapter on a different model"):
         trainer(checkpoints=str(tmp_path), seed=1)
     with pytest.raises(RequestError, match="does not fit this model"):
@@ -232,11 +232,11 @@ def test_another_model_is_refused(trainer, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("targets", "said"),
+    ("targets", "message"),
     [(("nothing",), "not found"), (("lm_head",), "before the output head"), (("embed_tokens",), "only linear")],
 )
-def test_wrong_targets_are_named(trainer, targets, said):
-    with pytest.raises(RequestError, match=said):
+def test_wrong_targets_are_named(trainer, targets, message):
+    with pytest.raises(RequestError, match=message):
         trainer(lora=LORA | {"target_modules": targets})
 
 

@@ -1,4 +1,4 @@
-"""The native kernels: that they compute what they say, and what happens where they cannot be compiled."""
+"""The native kernels: correct results, and the fallback if they cannot be compiled."""
 
 import ctypes
 import logging
@@ -40,7 +40,7 @@ def product(library, rows, weights, total=None):
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (7, 5), (32, 16), (33, 40), (100, 64), (160, 3)])
 def test_products(library, outputs, inputs):
-    """Of all numbers of rows around the sizes of tiles, and of many."""
+    """All row counts around the tile sizes, and a large one."""
     torch.manual_seed(3)
     weights = torch.randn(outputs, inputs)
     for count in (*range(1, 31), 300):
@@ -152,8 +152,8 @@ def test_without_a_compiler_it_says_so_once(anew, caplog):
     with caplog.at_level(logging.WARNING):
         assert native_kernels() is None
         assert native_kernels() is None
-    (said,) = caplog.messages
-    assert "falling back to slower torch operations: no C++ compiler found (no-such-compiler); install one" in said
+    (message,) = caplog.messages
+    assert "falling back to slower torch operations: no C++ compiler found (no-such-compiler); install one" in message
 
 
 @pytest.mark.parametrize(

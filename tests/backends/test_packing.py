@@ -39,7 +39,7 @@ def test_a_prompt_is_there_once_and_nothing_behind_the_last_action():
 
 
 def test_what_is_common_is_there_once():
-    """Of two groups: the instructions, and of every group as far as members went the same way."""
+    """For two groups: the instructions once, and per group the part that members share."""
     rows = items(branching(), VOCABULARY)
     (batch,) = micro_batches(rows, 10_000)
     (tree,) = batch.trees

@@ -1,4 +1,4 @@
-"""Micro-batches parts to ranks: nothing is lost, budgets are kept, and nobody waits long."""
+"""Partition of micro-batches over ranks: nothing is lost, budgets are kept, and ranks are balanced."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from rollart.backends.trainers.rank_partition import filler_batch, partition
 
 
 def rows(count, seed=0):
-    """Of different lengths, some with the prompt of another."""
+    """Rows of different lengths, some sharing a prompt."""
     rng = np.random.default_rng(seed)
     made, prompts = [], []
     for number in range(count):

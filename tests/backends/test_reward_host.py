@@ -25,7 +25,7 @@ VALUES = {
 
 
 def judge(question):
-    """Answers with what the artifact says."""
+    """Answers as the artifact requests."""
     CALLS.append(question.key)
     word = question.artifact.decode()
     if word == "raise":

@@ -92,19 +92,19 @@ def test_a_dropped_version_that_is_read_stays_in_memory(store):
     assert bytes(view) == make(V[1])[1][0]
 
 
-def hold_and_wait(store, version, said, release):
+def hold_and_wait(store, version, answers, release):
     view = store.bucket(version, 0)
-    said.put("held")
+    answers.put("held")
     release.wait(250)
-    said.put(bytes(view))
+    answers.put(bytes(view))
 
 
 def test_a_reader_in_another_process_keeps_its_slot_until_it_is_killed(store):
     publish(store, V[1], V[2], V[3])
-    said, release = SPAWN.Queue(), SPAWN.Event()
-    reader = SPAWN.Process(target=hold_and_wait, args=(store, V[1], said, release))
+    answers, release = SPAWN.Queue(), SPAWN.Event()
+    reader = SPAWN.Process(target=hold_and_wait, args=(store, V[1], answers, release))
     reader.start()
-    assert said.get(timeout=250) == "held"
+    assert answers.get(timeout=250) == "held"
     publish(store, V[4], V[5])
     assert holds(store, V[1])
     os.kill(reader.pid, signal.SIGKILL)
@@ -128,7 +128,7 @@ def test_a_publisher_killed_in_the_middle_leaves_the_newest_whole(store, point):
 
 
 def test_a_reader_never_gets_wrong_bytes_while_versions_fly_by(store):
-    """Readers follow a publisher that laps them: a version as it was published, or an error that says it is gone."""
+    """Readers follow a publisher that laps them: a version as it was published, or an error that it is gone."""
     done, wrong, read = threading.Event(), [], []
 
     def follow():

@@ -16,7 +16,7 @@ def logits(rows=4, vocabulary=101, seed=0):
 
 
 def many(row, sampling, count):
-    """So many draws from one distribution."""
+    """`count` draws from one distribution."""
     samplings = [Sampling(1, sampling.temperature, (), seed, sampling.top_p, sampling.top_k) for seed in range(count)]
     return sample(row.expand(count, -1).clone(), samplings, [5] * count)
 

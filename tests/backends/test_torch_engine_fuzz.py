@@ -186,7 +186,7 @@ class Controller:
         wake_at = self.driver.slice()
         self.driver.worker.check()
         for event in self.driver.take():
-            self.hear(event)
+            self.handle(event)
         return wake_at
 
     def settle(self):
@@ -198,7 +198,7 @@ class Controller:
                     return
                 assert self.driver.woken.wait(PATIENCE_S)
 
-    def hear(self, event):
+    def handle(self, event):
         match event:
             case Progress(parts):
                 for request, part in parts:

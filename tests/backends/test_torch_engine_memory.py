@@ -47,8 +47,8 @@ def test_what_members_of_a_group_are_told_again_is_computed_once():
     first = {event.request: event for event in driver.rest()}
     held = prompt.payload + first[1].generated.tokens.payload
     assert first[2].generated.tokens == first[1].generated.tokens
-    told, otherwise = Segment.of([5, 6, 7, 8, 9]), Segment.of([9, 8, 7, 6, 5])
-    driver.send(*[add(10 + n, told if n < 3 else otherwise, prefix=held, session=n, max_tokens=2) for n in (1, 2, 3)])
+    shared, otherwise = Segment.of([5, 6, 7, 8, 9]), Segment.of([9, 8, 7, 6, 5])
+    driver.send(*[add(10 + n, shared if n < 3 else otherwise, prefix=held, session=n, max_tokens=2) for n in (1, 2, 3)])
     second = {event.request: event for event in driver.rest()}
     # The second token that was sampled had no KV, nor has what is new; the last token is computed by everyone.
     assert [second[n].usage for n in (11, 12, 13)] == [
@@ -56,12 +56,12 @@ def test_what_members_of_a_group_are_told_again_is_computed_once():
         TurnUsage(prefilled=1, cached=46),
         TurnUsage(prefilled=6, cached=41),
     ]
-    for n, new in ((11, told), (12, told), (13, otherwise)):
+    for n, new in ((11, shared), (12, shared), (13, otherwise)):
         check_logprobs(tiny_model(1), np.frombuffer(held + new.payload, dtype="<i4"), second[n].generated)
-    # After an update their common beginnings are computed once more, by the first who comes.
+    # After an update their common beginnings are computed once more, by the first request.
     serve(driver, V2)
-    held += told.payload + second[11].generated.tokens.payload
-    driver.send(*[add(20 + n, told, prefix=held, session=n, max_tokens=2) for n in (1, 2)])
+    held += shared.payload + second[11].generated.tokens.payload
+    driver.send(*[add(20 + n, shared, prefix=held, session=n, max_tokens=2) for n in (1, 2)])
     third = {event.request: event for event in driver.rest()}
     assert third[21].usage == TurnUsage(prefilled=6, recomputed=48)
     assert third[22].usage == TurnUsage(prefilled=1, cached=len(held) // 4 + 4)

@@ -155,7 +155,7 @@ def test_an_update_with_64_requests_in_flight_stalls_for_a_moment():
 
 
 def test_a_small_version_is_staged_within_one_step(monkeypatch):
-    """It is fetched during a step, prepared after it, and told before the next one."""
+    """It is fetched during a step, prepared after it, and reported before the next one."""
     monkeypatch.setattr("rollart.backends.engines.staging.SLICE_S", 60.0)
     driver = served()
     driver.send(add(1, max_tokens=60))

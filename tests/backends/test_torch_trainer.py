@@ -32,7 +32,7 @@ def trainer(store=None, kind=TorchTrainer, **settings):
 
 
 def train(driver, step=1, batch=None):
-    (done,) = driver.told(Train(step, Version(0, step), samples(step) if batch is None else batch))
+    (done,) = driver.call(Train(step, Version(0, step), samples(step) if batch is None else batch))
     return done
 
 
@@ -150,7 +150,7 @@ def test_a_kl_penalty_holds_to_the_weights_of_the_start(tmp_path):
     assert train(first, 1).metrics["kl"] == pytest.approx(0.0, abs=1e-6)
     moved = train(first, 2)
     assert moved.metrics["kl"] > 1e-4
-    first.told(Save(V2))
+    first.call(Save(V2))
     third = train(first, 3)
     later = trainer(loss=loss, checkpoints=str(tmp_path))
     assert train(later, 3) == third
@@ -171,7 +171,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_named(value, caplog):
     assert "claim 2 to v0.2" in caplog.text
     assert "trajectory 0 has advantage" in caplog.text
     assert same(before, weights(driver))
-    (published,) = driver.told(Publish(V2))  # under the new name, the weights of before
+    (published,) = driver.call(Publish(V2))  # under the new name, the weights of before
     assert isinstance(published, Published)
     after = train(driver, 3)
     assert (after.metrics["skipped"], after.metrics["skipped_now"]) == (1, 0)
@@ -199,7 +199,7 @@ def test_too_many_skipped_in_a_row_stop_the_run():
 def test_skips_in_a_row_are_counted_over_a_restart(tmp_path):
     driver = trainer(max_skipped=2, checkpoints=str(tmp_path))
     train(driver, 1, poisoned())
-    assert driver.told(Save(V1)) == [Saved(V1)]
+    assert driver.call(Save(V1)) == [Saved(V1)]
     later = trainer(max_skipped=2, checkpoints=str(tmp_path))
     assert isinstance(train(later, 2, poisoned()), TrainerFailed)
 
@@ -236,7 +236,7 @@ def test_a_step_is_trained_while_the_version_before_is_published(tmp_path):
     while driver.slice() is not None:
         pass
     assert store.entered.wait(PATIENCE_S)
-    assert not driver.events  # nothing is told out of order …
+    assert not driver.events  # events stay in order …
     assert driver.worker._version == V1  # … but the step is done
     assert not same(at_start, weights(driver))
     assert store.newest() is None
@@ -256,14 +256,14 @@ def test_a_store_that_breaks_is_the_end_of_the_trainer():
 
     driver = trainer(Broken())
     with pytest.raises(OSError, match="no network"):
-        driver.told(Publish(V1))
+        driver.call(Publish(V1))
 
 
 def test_tied_weights_are_published_once_and_old_versions_are_dropped():
     store = MemoryStore()
     driver = trainer(store, keep_versions=2)
     for version in (V1, V2, V3):
-        (published,) = driver.told(Publish(version))
+        (published,) = driver.call(Publish(version))
     assert sorted(store._versions) == [V2, V3]
     places = {entry.name: (entry.bucket, entry.offset) for entry in published.manifest.tensors}
     assert places["lm_head.weight"] == places["model.embed_tokens.weight"]
@@ -276,7 +276,7 @@ def test_bfloat16_trains_master_weights_and_publishes_converted_ones():
     assert before["model.norm.weight"].dtype == torch.float32
     train(driver)
     assert not same(before, weights(driver))  # such small steps would be lost in bfloat16
-    (published,) = driver.told(Publish(V1))
+    (published,) = driver.call(Publish(V1))
     manifest = published.manifest
     assert {entry.dtype for entry in manifest.tensors} == {"bfloat16"}
     out = unpack(manifest, [store.bucket(V1, index) for index in range(len(manifest.digests))])

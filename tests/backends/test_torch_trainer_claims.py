@@ -31,7 +31,7 @@ def trainer(**settings):
 
 
 def train(driver, step=1, batch=None):
-    (done,) = driver.told(Train(step, Version(0, step), samples(step) if batch is None else batch))
+    (done,) = driver.call(Train(step, Version(0, step), samples(step) if batch is None else batch))
     return done
 
 
@@ -191,10 +191,10 @@ def test_training_goes_on_bit_by_bit_after_a_restart(critic, tmp_path):
     options = {"epochs": 2, "minibatches": 3, "loss": DECOUPLED, "critic": critic, "checkpoints": str(tmp_path)}
     driver = trainer(**options)
     train(driver, 1)
-    assert driver.told(Save(V1)) == [Saved(V1)]
+    assert driver.call(Save(V1)) == [Saved(V1)]
     expected = train(driver, 2)
     again = trainer(**options)
     assert again.worker.info().restored == V1
     assert train(again, 2) == expected
     assert same(weights(again), weights(driver))
-    assert again.told(Save(V2)) == [Saved(V2)]
+    assert again.call(Save(V2)) == [Saved(V2)]

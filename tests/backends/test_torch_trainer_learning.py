@@ -67,7 +67,7 @@ class World:
         for update in range(updates):
             self._keep()
             batch = samples(self.algorithm, self.rollout(self.versions[-1 - min(update, self.staleness)]))
-            (done,) = self.driver.told(Train(update, Version(0, update + 1), tuple(batch)))
+            (done,) = self.driver.call(Train(update, Version(0, update + 1), tuple(batch)))
             assert isinstance(done, Trained), done
         self._keep()
         return np.mean([member.reward for group in self.rollout(self.versions[-1]) for member in group])
@@ -118,8 +118,8 @@ class World:
         every = torch.log_softmax(self.engine(tokens, use_cache=False).logits[:, -1].double(), -1).numpy()
         for each, logprobs in zip(running, every, strict=True):
             action = int(self.rng.choice(8, p=np.exp(logprobs)))
-            said = np.array([logprobs[action]], dtype=LOGPROB).tobytes()
-            each.sequence.append_sampled(Generated(Segment.of([action]), said, (VersionRun(Version(0, 0), 1),)))
+            logprob = np.array([logprobs[action]], dtype=LOGPROB).tobytes()
+            each.sequence.append_sampled(Generated(Segment.of([action]), logprob, (VersionRun(Version(0, 0), 1),)))
             each.turns += 1
             each.turn_tokens.append(1)
             reward, done = self._bandit(action) if self.turns == 1 else self._stairs(each, action, place)

@@ -65,7 +65,7 @@ def build(kind, root=None, **settings):
 
 
 def train(driver, step, *, epoch=0, **options):
-    (done,) = driver.told(Train(1000 * epoch + step, Version(epoch, step), batch(step, **options)))
+    (done,) = driver.call(Train(1000 * epoch + step, Version(epoch, step), batch(step, **options)))
     return done
 
 
@@ -84,7 +84,7 @@ def same(left, right):
 
 
 def saved(driver, version):
-    assert driver.told(Save(version)) == [Saved(version)]
+    assert driver.call(Save(version)) == [Saved(version)]
 
 
 def restored(driver):
@@ -126,12 +126,12 @@ def test_a_restored_trainer_publishes_the_checkpoint_in_a_later_epoch(trainer, t
     store = MemoryStore()
     first = trainer(tmp_path, store=store)
     train(first, 1)
-    (before,) = first.told(Publish(V1))
+    (before,) = first.call(Publish(V1))
     saved(first, V1)
     train(first, 2)
-    first.told(Publish(V2))
+    first.call(Publish(V2))
     second = trainer(tmp_path, store=store)
-    (after,) = second.told(Publish(Version(1, 1)))
+    (after,) = second.call(Publish(Version(1, 1)))
     assert isinstance(after, Published)
     assert after.manifest.digests == before.manifest.digests
     assert store.newest() == Version(1, 1)
@@ -147,7 +147,7 @@ def test_a_restored_trainer_publishes_the_checkpoint_in_a_later_epoch(trainer, t
 def test_a_trainer_without_a_folder_saves_nothing(trainer):
     driver = trainer()
     train(driver, 1)
-    (failed,) = driver.told(Save(V1))
+    (failed,) = driver.call(Save(V1))
     assert isinstance(failed, SaveFailed)
     assert failed.version == V1
     assert "set `checkpoints`" in failed.reason
@@ -156,9 +156,9 @@ def test_a_trainer_without_a_folder_saves_nothing(trainer):
 
 def test_weights_without_a_version_are_not_saved(trainer, tmp_path):
     driver = trainer(tmp_path)
-    (failed,) = driver.told(Save(V1))
+    (failed,) = driver.call(Save(V1))
     assert isinstance(failed, SaveFailed)
-    driver.told(Publish(Version(0, 0)))
+    driver.call(Publish(Version(0, 0)))
     saved(driver, Version(0, 0))
     fresh = trainer()
     assert same(weights(trainer(tmp_path, seed=5)), weights(fresh))
@@ -176,7 +176,7 @@ def test_a_full_disk_is_an_answer_and_the_trainer_goes_on(trainer, tmp_path):
     saved(driver, V1)
     train(driver, 2)
     driver.worker._checkpoints._write = write
-    (failed,) = driver.told(Save(V2))
+    (failed,) = driver.call(Save(V2))
     assert isinstance(failed, SaveFailed)
     assert "No space left on device" in failed.reason
     assert restored(trainer(tmp_path)) == V1
@@ -212,7 +212,7 @@ def test_the_folder_is_a_model_that_transformers_loads(trainer, tmp_path):
 
 
 def test_a_model_keeps_its_tokenizer_and_its_generation_config(trainer, tmp_path):
-    """The folder of a checkpoint is a model for whoever takes it, also for a trainer."""
+    """The folder of a checkpoint can be loaded as a model, by a trainer too."""
     source = tmp_path / "source"
     tiny_model().save_pretrained(source)
     texts = {
@@ -315,11 +315,11 @@ def test_optimiser_state_of_unknown_parameters_is_refused(trainer, tmp_path):
     train(driver, 1)
     saved(driver, V1)
     folder = tmp_path / "step-00000001.epoch-0"
-    save_file({"nobody.weight/exp_avg": torch.zeros(2)}, folder / "optimizer.safetensors")
+    save_file({"unknown.weight/exp_avg": torch.zeros(2)}, folder / "optimizer.safetensors")
     files = json.loads((folder / STATE).read_text())["files"]
     digests = {name: bucket_digest((folder / name).read_bytes()) for name in files}
     (folder / STATE).write_bytes(_State(version=V1, files=digests, facts={"skipped": 0}).sealed())
-    with pytest.raises(RequestError, match=r"nobody\.weight"):
+    with pytest.raises(RequestError, match=r"unknown\.weight"):
         trainer(tmp_path)
 
 

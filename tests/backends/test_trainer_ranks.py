@@ -1,4 +1,4 @@
-"""The torch trainer on several ranks: one trainer, whoever computes, saves, loads or dies."""
+"""The torch trainer on several ranks: together they compute, save, load and fail like one trainer."""
 
 import os
 import pickle
@@ -56,7 +56,7 @@ def distance(left, right):
 
 
 def agree(left, right):
-    """Of `Trained`: the numbers of the batch, whoever computed them."""
+    """Check that two `Trained` events have the same metrics, except those of the partition."""
     assert isinstance(left, Trained), left
     assert isinstance(right, Trained), right
     for name in left.metrics.keys() - {"micro_batches", "fed_tokens"}:
@@ -144,7 +144,7 @@ def test_bfloat16_layers_have_float32_weights(trainer):
         assert right.metrics["loss"] == pytest.approx(left.metrics["loss"], rel=0.05)
         assert right.metrics["grad_norm"] == pytest.approx(left.metrics["grad_norm"], rel=0.05)
     assert {parameter.dtype for parameter in many.worker._model.parameters()} == {torch.float32}
-    (published,) = many.told(Publish(V2))
+    (published,) = many.call(Publish(V2))
     assert {entry.dtype for entry in published.manifest.tensors} == {"bfloat16"}
 
 
@@ -175,10 +175,10 @@ def test_a_rank_holds_its_part_only(trainer):
 def test_versions_are_those_of_one_process(trainer):
     store = MemoryStore()
     one, many = trainer(1, store), trainer(2)
-    (left,), (right,) = one.told(Publish(V1)), many.told(Publish(V1))
+    (left,), (right,) = one.call(Publish(V1)), many.call(Publish(V1))
     assert right == left  # names, order, bytes, and the tied head once
     train(many, 2)
-    (moved,) = many.told(Publish(V2))
+    (moved,) = many.call(Publish(V2))
     held = many.worker._settings.store
     out = unpack(moved.manifest, [held.bucket(V2, index) for index in range(len(moved.manifest.digests))])
     assert distance(out, weights(many)) == 0.0
@@ -209,7 +209,7 @@ def test_a_checkpoint_is_for_any_number_of_ranks(trainer, before, after, tmp_pat
     unstopped = trainer(before, checkpoints=str(tmp_path), **options)
     for step in (1, 2):
         train(unstopped, step)
-    assert unstopped.told(Save(V2)) == [Saved(V2)]
+    assert unstopped.call(Save(V2)) == [Saved(V2)]
     expected = [train(unstopped, step) for step in (3, 4)]
     kept = weights(unstopped)
     unstopped.worker.close()
@@ -229,7 +229,7 @@ def test_a_checkpoint_has_the_files_of_one_process(trainer, tmp_path):
     for count in (1, 2):
         driver = trainer(count, checkpoints=str(tmp_path / str(count)))
         train(driver, 1)
-        assert driver.told(Save(V1)) == [Saved(V1)]
+        assert driver.call(Save(V1)) == [Saved(V1)]
         (kept,) = (tmp_path / str(count)).iterdir()
         model = AutoModelForCausalLM.from_pretrained(kept)
         assert distance(dict(model.state_dict()), weights(driver)) == 0.0
@@ -251,7 +251,7 @@ def test_a_disk_that_is_full_leaves_all_ranks_usable(trainer, tmp_path):
         raise OSError("no space left")
 
     driver.worker._checkpoints._write = full
-    (failed,) = driver.told(Save(V1))
+    (failed,) = driver.call(Save(V1))
     assert "no space left" in failed.reason
     assert isinstance(train(driver, 2), Trained)
 
@@ -260,7 +260,7 @@ def test_a_disk_that_is_full_leaves_all_ranks_usable(trainer, tmp_path):
 
 
 def lost(driver, act):
-    """What the worker dies of; nobody is left."""
+    """The error that ends the worker; no rank process is left."""
     pids = processes(driver)
     with pytest.raises(TrainerLost) as raised:
         act()
@@ -286,9 +286,9 @@ def test_a_rank_that_dies_while_nothing_happens_is_noticed(trainer):
     driver = trainer(3)
     train(driver, 1)
     os.kill(processes(driver)[1], signal.SIGKILL)
-    said = lost(driver, lambda: until_it_dies(driver))
-    assert "rank 2 of 3" in said
-    assert "SIGKILL" in said
+    cause = lost(driver, lambda: until_it_dies(driver))
+    assert "rank 2 of 3" in cause
+    assert "SIGKILL" in cause
     with pytest.raises(TrainerLost, match="rank 2 of 3"):  # dead it stays
         driver.slice()
 
@@ -300,9 +300,9 @@ def test_a_rank_that_dies_in_a_step_is_named(trainer):
     culprit = processes(driver)[1]
     os.kill(culprit, signal.SIGSTOP)  # the others now wait for it in the middle of the step
     threading.Timer(1.0, os.kill, (culprit, signal.SIGKILL)).start()
-    said = lost(driver, lambda: train(driver, 2))
-    assert "rank 2 of 3" in said  # and not rank 1, which it took along
-    assert "SIGKILL" in said
+    cause = lost(driver, lambda: train(driver, 2))
+    assert "rank 2 of 3" in cause  # and not rank 1, which it took along
+    assert "SIGKILL" in cause
 
 
 @quickly
@@ -311,16 +311,16 @@ def test_a_rank_that_raises_is_named_with_its_error(trainer, in_a_step):
     driver = trainer(2)
     train(driver, 1)
     driver.worker._ranks._connections[1].send_bytes(pickle.dumps(("_restore_everywhere", ("no checkpoint",))))
-    said = lost(driver, lambda: train(driver, 2) if in_a_step else until_it_dies(driver))
-    assert "rank 1 of 2" in said
-    assert "AttributeError: 'str' object has no attribute" in said
+    cause = lost(driver, lambda: train(driver, 2) if in_a_step else until_it_dies(driver))
+    assert "rank 1 of 2" in cause
+    assert "AttributeError: 'str' object has no attribute" in cause
 
 
 @quickly
 def test_after_a_loss_the_next_trainer_goes_on(trainer, tmp_path):
     driver = trainer(2, checkpoints=str(tmp_path))
     train(driver, 1)
-    driver.told(Save(V1))
+    driver.call(Save(V1))
     os.kill(processes(driver)[0], signal.SIGKILL)
     lost(driver, lambda: until_it_dies(driver))
     later = trainer(2, checkpoints=str(tmp_path))
@@ -343,7 +343,7 @@ def test_what_one_process_refuses_several_refuse(trainer, tmp_path):
         trainer(2, model="/nowhere")
     small = trainer(2, checkpoints=str(tmp_path))
     train(small)
-    small.told(Save(V1))
+    small.call(Save(V1))
     small.worker.close()
     larger = {"config": TINY["config"] | {"num_hidden_layers": 3}}
     with pytest.raises(RequestError, match="does not fit this model"):

@@ -1,4 +1,4 @@
-"""Without vLLM the adapter says what to install; these run where it is not."""
+"""Errors of the vLLM engine before vLLM is loaded: no model, or no vLLM, with what to install."""
 
 import importlib.util
 

@@ -42,7 +42,7 @@ QUICK: dict[str, Any] = {"part": {"rate": 5.25}, "late": 0.75, "same": True, "pl
 
 
 class World:
-    """Benches that answer what the test says."""
+    """Benchmarks with results given by the test."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""`rollart bench control`: its figures are of what it says they are of."""
+"""`rollart bench control`: its figures measure what their names state."""
 
 import json
 import math

@@ -88,9 +88,9 @@ def test_a_trained_failure_is_found_by_its_end_or_by_where_it_ran(
 
 def test_failures_by_cause() -> None:
     late = trajectory(1, 0, Outcome.ENV_FAILED, 0, FailureKind.DEADLINE)
-    said = trajectory(2, 1, Outcome.ENV_FAILED, 2, FailureKind.ERROR)
+    reported = trajectory(2, 1, Outcome.ENV_FAILED, 2, FailureKind.ERROR)
     others = [event for id in (3, 4) for event in trajectory(id, 5, (Outcome.COMPLETED, Outcome.STALE)[id - 3])]
-    assert failures([*late, *said, *others]) == {"env_failed: timed out": 1, "env_failed: reported": 1}
+    assert failures([*late, *reported, *others]) == {"env_failed: timed out": 1, "env_failed: reported": 1}
 
 
 def test_the_share_is_that_of_the_environments_that_are_left() -> None:

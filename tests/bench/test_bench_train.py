@@ -1,4 +1,4 @@
-"""`rollart bench train`: both sides do the same work, and the lengths are what they are said to be."""
+"""`rollart bench train`: both sides do the same work, and sequences have the stated lengths."""
 
 import json
 import statistics
@@ -22,11 +22,11 @@ def test_both_sides_make_the_same_step() -> None:
 
 
 def test_the_figures_belong_together() -> None:
-    said: list[str] = []
-    result = measure(TrainBench("tiny", CONFIG, (20, 9, 30), 1), said.append)
+    lines: list[str] = []
+    result = measure(TrainBench("tiny", CONFIG, (20, 9, 30), 1), lines.append)
     assert set(result) == {"vs_padded", "tokens_per_cpu_s", "padded_tokens_per_cpu_s"}
     assert result["vs_padded"] == pytest.approx(result["tokens_per_cpu_s"] / result["padded_tokens_per_cpu_s"])
-    assert len(said) == 1
+    assert len(lines) == 1
 
 
 def test_a_third_of_the_tokens_are_actions_and_lengths_are_log_normal() -> None:

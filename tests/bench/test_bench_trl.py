@@ -102,7 +102,7 @@ def test_trl_gets_the_prompts_of_the_run_in_their_order(model):
 
 
 def played(model, count, answer, injection=NO_TROUBLE, max_turns=8):
-    """So many episodes, in which the agent always says the same."""
+    """`count` episodes in which the agent always gives the same answer."""
     codec = HfCodec(model)
     episodes = [Episode(Game(0, injection), prompt, codec, max_turns) for prompt in prompts(count)]
     with ThreadPoolExecutor(count) as threads:
@@ -200,13 +200,13 @@ def test_an_answer_is_a_call_until_the_episode_is_over(model):
     context = codec.render(lake.reset(number=0, prompt=[]), first=True)
     for _ in range(20):  # to the right and down there is an end: the goal, a hole, or the corner
         move = "R" if lake.game.turns % 2 else "D"
-        said = codec.answer(move)
-        message = tokenizer.parse_response(said, prefix=context, tools=[lake.move])
+        answer = codec.answer(move)
+        message = tokenizer.parse_response(answer, prefix=context, tools=[lake.move])
         if "tool_calls" not in message:
             break
         (call,) = message["tool_calls"]
         assert call["function"] == {"name": "move", "arguments": {"answer": move}}
-        context += said + codec.render(lake.move(**call["function"]["arguments"]), first=False)
+        context += answer + codec.render(lake.move(**call["function"]["arguments"]), first=False)
     assert lake.game.done
     assert message["content"] == move
 

@@ -174,7 +174,7 @@ def test_a_run_that_fails_exits_with_1(rollart: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["sim", "laptop", "--mode", "rolart"], "did you mean rollart?"),
         (["sim", "laptob"], "did you mean laptop?"),
@@ -186,13 +186,13 @@ def test_a_run_that_fails_exits_with_1(rollart: Command) -> None:
         (["train", "--set", "stepps=4"], "did you mean steps?"),
     ],
 )
-def test_a_typo_is_refused_with_a_suggestion(rollart: Command, words: list[str], said: str, tmp_path: Path) -> None:
-    refused(rollart(*words), said)
+def test_a_typo_is_refused_with_a_suggestion(rollart: Command, words: list[str], message: str, tmp_path: Path) -> None:
+    refused(rollart(*words), message)
     assert list(tmp_path.iterdir()) == [], "nothing was started"
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["sim", "--mod", "sync"], "--mode"),
         (["simm"], "sim"),
@@ -212,8 +212,8 @@ def test_a_typo_is_refused_with_a_suggestion(rollart: Command, words: list[str],
         (["train", "--resume", ".", "--out", "x"], "--resume"),
     ],
 )
-def test_a_wrong_request_exits_with_2(rollart: Command, words: list[str], said: str, tmp_path: Path) -> None:
-    refused(rollart(*words), said)
+def test_a_wrong_request_exits_with_2(rollart: Command, words: list[str], message: str, tmp_path: Path) -> None:
+    refused(rollart(*words), message)
     assert list(tmp_path.iterdir()) == []
 
 

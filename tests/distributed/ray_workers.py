@@ -16,7 +16,7 @@ from rollart.types.trajectory import Prompt
 
 
 class Odd:
-    """Answers every `ScoreRequest` with an `Observed` of the same number; its key says what to do on the way.
+    """Answers every `ScoreRequest` with an `Observed` of the same number; its key selects the behaviour.
 
     echo    nothing: the artifact comes back
     facts   the artifact is what it knows of its process
@@ -29,7 +29,7 @@ class Odd:
     untrue  gives an event whose fields are not what they should be
     """
 
-    def __init__(self, settings, wake):  # noqa: ARG002 - it wakes nobody
+    def __init__(self, settings, wake):  # noqa: ARG002 - it never wakes the runtime
         if "fail" in settings:
             raise ValueError(settings["fail"])
         self.commands = []

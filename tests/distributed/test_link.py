@@ -63,7 +63,7 @@ def test_blobs_are_whole_however_the_bytes_come(size):
     assert [blob for at in range(0, len(stream), size) for blob in frames.feed(stream[at : at + size])] == BLOBS
 
 
-def test_both_say_and_hear():
+def test_both_send_and_receive():
     async def test(server):
         peer, received = expected(server)
         peer.send(BLOBS[0])  # before it has connected
@@ -106,7 +106,7 @@ def test_over_comes_after_the_last_blob():
     on_loop(test)
 
 
-def test_half_a_blob_is_not_heard():
+def test_half_a_blob_is_not_delivered():
     async def test(server):
         peer, received = expected(server)
         with socket.create_connection(server.address) as half:

@@ -1,4 +1,4 @@
-"""The death of Ray itself: told once, within a second, and never waited out."""
+"""The death of Ray itself: reported once, within a second, without waiting for it."""
 
 import json
 import signal
@@ -42,14 +42,14 @@ runtime, listener = RayRuntime(Path("logs"), local=local), RecordingListener()
 with local:
     pid, noticed_s = asyncio.run(main(local, runtime, listener))
 assert all(isinstance(error, RuntimeLost) for error in listener.failures)
-told = {
+report = {
     "pid": pid,
     "noticed_s": noticed_s,
     "failures": [str(error) for error in listener.failures],
     "deaths": listener.deaths,
     "folder": local.folder,
 }
-print(json.dumps(told))
+print(json.dumps(report))
 """
 
 
@@ -57,13 +57,13 @@ print(json.dumps(told))
 def test_the_runtime_fails_once_and_closes(process, tmp_path):
     done = controller(DEATH, process, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["failures"] == [f"Ray's {process} (pid {told['pid']}) of this run died (killed by SIGKILL)"]
-    assert told["deaths"] == {}
-    assert told["noticed_s"] < 10  # a fraction of a second, on a machine that has nothing else to do
+    report = json.loads(done.stdout)
+    assert report["failures"] == [f"Ray's {process} (pid {report['pid']}) of this run died (killed by SIGKILL)"]
+    assert report["deaths"] == {}
+    assert report["noticed_s"] < 10  # a fraction of a second, on a machine that has nothing else to do
     assert done.stderr == ""
-    wait_until(lambda: not Path(told["folder"]).exists())
-    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if told["folder"] in safe_text(path)]
+    wait_until(lambda: not Path(report["folder"]).exists())
+    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if report["folder"] in safe_text(path)]
     assert {"raylet.out", "gcs_server.out"} <= {log.name for log in (tmp_path / "ray-logs").iterdir()}
 
 

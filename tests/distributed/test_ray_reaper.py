@@ -67,7 +67,7 @@ time.sleep(600)
 
 
 def test_the_next_ray_ends_what_a_killed_reaper_left(sleeper, tmp_path):
-    """A Ray whose controller lives is left alone, and so is a folder that nobody ever owned."""
+    """A Ray whose controller lives is left alone, and so is a folder without an owner."""
     dead, living, strange = (tmp_path / f"{ray_reaper.PREFIX}{name}" for name in ("dead", "living", "strange"))
     for folder in (dead, living, strange):
         folder.mkdir()

@@ -58,13 +58,13 @@ def test_messages_arrive_as_they_were_in_their_order():
 def test_every_message_has_a_name_of_its_own():
     kinds = get_args(Message)
     assert len({kind.__name__ for kind in kinds}) == len(kinds)
-    said = {
+    declared = {
         value
         for name, value in vars(messages).items()
         if isinstance(value, type) and issubclass(value, msgspec.Struct) and value.__module__ == messages.__name__
     }
     parts = {Sampling, TurnUsage}
-    assert said - parts <= set(kinds)
+    assert declared - parts <= set(kinds)
 
 
 def test_a_batch_for_the_trainer_arrives_whole():

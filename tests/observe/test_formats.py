@@ -205,7 +205,7 @@ def test_a_newer_journal_is_refused_with_a_sentence(tmp_path: Path) -> None:
     write(path, [j.RunStarted(0.0, "", "rollart", 0, 0, {}, 1)])
     assert number_of(path) == FORMAT
     set_number(path, FORMAT + 1)
-    said = (
+    message = (
         rf"run/journal\.sqlite: the journal is in format {FORMAT + 1}, this version of rollart reads formats up to "
         rf"{FORMAT}; use the version that wrote it, or start a new run in another folder$"
     )
@@ -215,7 +215,7 @@ def test_a_newer_journal_is_refused_with_a_sentence(tmp_path: Path) -> None:
         lambda path: list(read_journal(path)),
         lambda path: list(read_since_snapshot(path)),
     ):
-        with pytest.raises(RequestError, match=said):
+        with pytest.raises(RequestError, match=message):
             refused(path)
     assert number_of(path) == FORMAT + 1
 

@@ -1,4 +1,4 @@
-"""The data of the page: what the journal says of workers, slots and failures, bounded, whatever state the run is in."""
+"""The data of the page: workers, slots and failures from the journal, bounded, whatever state the run is in."""
 
 from pathlib import Path
 
@@ -78,13 +78,13 @@ def test_a_hang_is_named_by_its_slot_with_how_long_and_what_was_done() -> None:
 
 
 def test_a_slot_that_is_set_aside_or_given_up() -> None:
-    for until, told in ((62.0, "the slot is set aside for 60 s after 3 failures"), (-1.0, "the slot is given up")):
+    for until, done in ((62.0, "the slot is set aside for 60 s after 3 failures"), (-1.0, "the slot is given up")):
         fold = slots_of(
             *started(0.0, 7),
             j.Quarantined(2.0, SLOT, 3, until, HUNG),
             ended(2.0, 7, Outcome.ENV_FAILED, HUNG, FailureKind.DEADLINE),
         )
-        assert fold.failures[0].done == told
+        assert fold.failures[0].done == done
         assert fold.failures[0].what == "reset"
 
 
@@ -295,6 +295,6 @@ def test_nothing_of_a_run_can_end_the_data_element(tmp_path: Path) -> None:
 def test_the_page_names_nothing_to_load(tmp_path: Path) -> None:
     write(tmp_path / "journal.sqlite", [j.RunStarted(0.0, "r", "rollart", 1, 0, {}, 1)])
     page = render(gather(tmp_path / "journal.sqlite", tmp_path))
-    page = page.replace("http://www.w3.org/2000/svg", "")  # a name, which nobody loads
+    page = page.replace("http://www.w3.org/2000/svg", "")  # a namespace, which is never loaded
     for sign in ("http:", "https:", " src=", "@import", "url("):
         assert sign not in page

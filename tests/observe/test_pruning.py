@@ -1,4 +1,4 @@
-"""A pruned journal says what the whole one would have said, and takes no more room than it may."""
+"""A pruned journal has the same contents as the whole one for its readers, and stays within its size limit."""
 
 import asyncio
 import random
@@ -267,7 +267,7 @@ def test_a_damaged_journal_is_refused(pruned: Path, tmp_path: Path) -> None:
     first = fold_journal(pruned)[0] + 1
     execute(pruned, "DELETE FROM events WHERE seq < ?", first)
     whole = pruned.read_bytes()
-    for statement, said in (
+    for statement, message in (
         ("UPDATE carried SET body = x'c1'", "is not a journal, or is damaged"),
         (f"DELETE FROM events WHERE seq = {first}", f"damaged: events {first} to {first} are missing"),
         (f"DELETE FROM events WHERE seq IN ({first + 3}, {first + 4})", f"events {first + 3} to {first + 4} are"),
@@ -277,7 +277,7 @@ def test_a_damaged_journal_is_refused(pruned: Path, tmp_path: Path) -> None:
         copy = tmp_path / "copy.sqlite"
         copy.write_bytes(whole)
         execute(copy, statement)
-        with pytest.raises(RequestError, match=said):
+        with pytest.raises(RequestError, match=message):
             fold_journal(copy)
         copy.unlink()
 
@@ -349,7 +349,7 @@ async def flush_often(journal: SqliteJournal, events: Iterator[j.JournalEvent]) 
 
 
 def files_bytes(path: Path) -> int:
-    """Of the database and its write-ahead log."""
+    """Size of the database and its write-ahead log."""
     return sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
 
 

@@ -1,4 +1,4 @@
-"""The SQLite journal as a specification: in order, durable when it says so, and never silent about a failure."""
+"""The SQLite journal as a specification: in order, durable after a flush, and every failure is raised."""
 
 import asyncio
 import sqlite3

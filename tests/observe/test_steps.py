@@ -99,8 +99,8 @@ def test_a_step_counts_what_came_since_the_one_before():
 
 def test_a_step_is_told_with_the_first_event_after_its_pools():
     fold = StepFold()
-    told = [len(fold.take(event)) for event in JOURNAL]
-    assert told == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 1]
+    counts = [len(fold.take(event)) for event in JOURNAL]
+    assert counts == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 1]
 
 
 def test_the_lines_of_a_run_and_of_the_one_that_goes_on(tmp_path):

@@ -1,4 +1,4 @@
-"""The turn barrier as a specification: all or none, and never for somebody who is gone."""
+"""The turn barrier as a specification: all or none, and it never waits for members that left."""
 
 import pytest
 from hypothesis import given, settings
@@ -106,4 +106,4 @@ def test_in_any_history_all_go_on_or_none(history: list[tuple[str, int]]) -> Non
         if expected:
             away, waiting = waiting, []
         assert turn.waiting == len(waiting)
-        assert away or not waiting, "somebody is still to come, or nobody waits"
+        assert away or not waiting, "a member is still due, or none waits"

@@ -180,7 +180,7 @@ def test_a_slow_task_that_fills_its_share_late_may_be_asked_to_fill_in_with_all_
         slow=TaskSettings(share_deadline_s=100.0),
     )
     book = shares_of(config)
-    assert book.check({}, now=1.0) is None, "nobody can fill in for the fast one yet"
+    assert book.check({}, now=1.0) is None, "no task can fill in for the fast one yet"
     assert isinstance(book.check({"slow": 2}, now=99.0), Redistributed)
     assert book.next_wake() == 199.0
     assert isinstance(book.check({"slow": 2}, now=199.0), Unfillable)
@@ -195,7 +195,7 @@ def test_a_slow_task_that_fills_its_share_late_may_be_asked_to_fill_in_with_all_
 def test_however_badly_shares_are_filled_a_batch_never_waits_longer_than_the_bound(
     deadlines_s: list[float], choices: list[int]
 ) -> None:
-    """Who fills its share, and who does not, is chosen at every deadline; what is ready stays ready."""
+    """Which tasks fill their shares is chosen at every deadline; ready groups stay ready."""
     config = run(**{f"task{n}": TaskSettings(share_deadline_s=limit_s) for n, limit_s in enumerate(deadlines_s)})
     book = shares_of(config)
     ready = dict.fromkeys(config.tasks, 0)

@@ -55,7 +55,7 @@ def test_a_forgotten_question_leaves_the_queue_and_keeps_its_slot() -> None:
         made.ask(key, "maze")
     made.forget("unwanted")
     made.forget("running")
-    assert made.ask("later", "maze") is None, "the worker still computes what nobody wants"
+    assert made.ask("later", "maze") is None, "the worker still computes a cancelled request"
     assert made.free(A, "running") == "wanted"
 
 

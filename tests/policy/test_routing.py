@@ -128,7 +128,7 @@ def test_a_trajectory_does_not_wait_for_an_engine_that_left_under_its_request() 
     place(router)
     router.request_started(WorkerId("a"))
     router.engine_left(WorkerId("a"))
-    assert router.in_flight(WorkerId("a")) == 1, "still to be ended by whoever started it"
+    assert router.in_flight(WorkerId("a")) == 1, "its owner still has to end it"
     assert place(router, at_least=V0) == on("b", "H800")
 
 

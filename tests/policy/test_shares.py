@@ -92,7 +92,7 @@ def test_every_deadline_is_asked_for_in_turn_and_once() -> None:
     assert book.next_wake() == 190.0
     verdict = book.check({"maze": 2, "math": 1}, now=190.0)
     assert isinstance(verdict, Redistributed)
-    assert book.next_wake() == 250.0, "who fills in gets its time again"
+    assert book.next_wake() == 250.0, "a task that fills in gets its time again"
     assert book.check({"maze": 2, "math": 1}, now=249.0) is None
     assert isinstance(book.check({"maze": 2, "math": 1}, now=250.0), Unfillable)
 
@@ -181,7 +181,7 @@ def test_who_gave_up_may_fill_in_for_the_next_batch() -> None:
     assert verdict.filled_by == {"maze": 2}
 
 
-# --- nobody can fill in ---------------------------------------------------------------------------------------------
+# --- no task can fill in --------------------------------------------------------------------------------------------
 
 
 def test_a_task_may_stop_the_run_instead() -> None:

@@ -26,7 +26,7 @@ def test_the_first_version_is_staged_then_served_without_a_sync() -> None:
     assert book.published(manifest(V0)) == [(A, [stage(V0)])]
     assert book.newest == V0
     assert book.staged(A, V0) == [(A, [Update(V0)])]
-    assert not book.in_service(A), "only when it says so"
+    assert not book.in_service(A), "only once it reports so"
     assert book.served is None
     assert book.updated(A, V0) == []
     assert book.in_service(A)
@@ -102,7 +102,7 @@ def test_a_newer_publication_overtakes_one_that_is_being_staged() -> None:
     assert book.published(manifest(V2)) == [(A, [stage(V2)])]
     assert book.staged(A, V1) == []
     assert book.waits_for() == [A]
-    assert book.stage_failed(A, V1) == [], "nobody wants it any more"
+    assert book.stage_failed(A, V1) == [], "it is superseded"
     book.staged(A, V2)
     assert book.ready()
 
@@ -115,7 +115,7 @@ def test_events_of_unknown_engines_and_doubled_ones_are_void() -> None:
     assert book.staged(A, V1) == []
     assert book.staged(A, V0) == []
     assert book.updated(A, V0) == []
-    assert book.updated(A, V1) == [], "it was never told to"
+    assert book.updated(A, V1) == [], "no update was requested"
     assert book.engine_left(B) == []
     assert not book.in_service(B)
     assert (book.served, book.ready()) == (V0, True)

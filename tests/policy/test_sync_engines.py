@@ -82,7 +82,7 @@ def test_a_late_engine_serves_the_version_of_the_run_first_and_stages_the_newest
     book = all_staged(A)
     assert book.engine_joined(B) == [(B, [stage(V0)])]
     assert book.staged(B, V0) == [(B, [Update(V0)])]
-    assert book.ready(), "nobody waits for an engine that is not in service"
+    assert book.ready(), "a sync does not wait for an engine that is not in service"
     assert book.updated(B, V0) == [(B, [stage(V1)])]
     assert book.in_service(B)
     assert book.waits_for() == [B]

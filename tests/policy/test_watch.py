@@ -201,7 +201,7 @@ def test_the_report_names_a_wait_once_that_was_used_again_with_less_time() -> No
 
 
 def clean_up(watch: Watch) -> None:
-    """So many waits come and go that the queue is cleaned."""
+    """Open and close enough waits for the queue to be cleaned."""
     for wait in [opened(watch, "other", 1.0) for _ in range(200)]:
         watch.close(wait)
 

@@ -1,6 +1,6 @@
 """The suites notice: every double breaks one promise, and the case about that promise fails on it, for that reason.
 
-A breakage may reach other cases too (who loses tokens loses prefixes), but never all of them.
+A breakage may reach other cases too (lost tokens break prefixes), but never all of them.
 """
 
 import inspect
@@ -30,13 +30,13 @@ from rollart.sim.loop import run_virtual
 
 
 class Broken(NamedTuple):
-    """A double, the case that is about what it breaks, and a part of what that case says."""
+    """A double, the case that is about what it breaks, and a part of that case's message."""
 
     double: type
     cases: tuple[Case[Any, Any], ...]
     harness: Callable[[type, Path], Any]
     expected: str
-    says: str
+    message: str
 
 
 def worker(make: Callable[[], Any]) -> Callable[[type, Path], Any]:
@@ -255,7 +255,7 @@ BROKEN = [
 
 
 def failures(broken: Broken, scratch: Path) -> dict[str, str]:
-    """The cases that say that a promise is broken, and what they say; any other error is an error of the suite."""
+    """The cases that fail, with their messages; any other error is a bug of the suite."""
     failed = {}
     for index, case in enumerate(broken.cases):
         folder = scratch / str(index)
@@ -275,8 +275,8 @@ def failures(broken: Broken, scratch: Path) -> dict[str, str]:
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.double.__name__)
 def test_the_suite_notices(broken: Broken, tmp_path: Path) -> None:
     failed = failures(broken, tmp_path)
-    assert broken.says in failed.get(broken.expected, "it passed")
-    assert len(failed) < len(broken.cases), "a suite that fails as a whole does not say what is broken"
+    assert broken.message in failed.get(broken.expected, "it passed")
+    assert len(failed) < len(broken.cases), "a suite that fails as a whole does not show what is broken"
 
 
 def test_answers_may_be_told_one_by_one(tmp_path: Path) -> None:

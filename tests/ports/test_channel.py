@@ -106,10 +106,10 @@ FATES = st.lists(st.sampled_from(["lost", "once", "twice", "late"]), max_size=60
 
 
 @given(FATES, st.lists(st.tuples(st.booleans(), st.integers(1, 3)), max_size=25))
-def test_every_item_arrives_once_in_order_over_any_link(fates: list[str], says: list[tuple[bool, int]]) -> None:
+def test_every_item_arrives_once_in_order_over_any_link(fates: list[str], sends: list[tuple[bool, int]]) -> None:
     ends = (side(), side())
-    said: tuple[list[int], list[int]] = ([], [])
-    heard: tuple[list[int], list[int]] = ([], [])
+    sent: tuple[list[int], list[int]] = ([], [])
+    received: tuple[list[int], list[int]] = ([], [])
     flight: list[tuple[float, int, int, Packet[int]]] = []
     count = 0
 
@@ -126,17 +126,17 @@ def test_every_item_arrives_once_in_order_over_any_link(fates: list[str], says: 
 
     now = 0.0
     for step in range(400):
-        if step < len(says):
-            first, amount = says[step]
-            new = list(range(len(said[first]), len(said[first]) + amount))
-            said[first].extend(new)
+        if step < len(sends):
+            first, amount = sends[step]
+            new = list(range(len(sent[first]), len(sent[first]) + amount))
+            sent[first].extend(new)
             ends[first].send(new, now)
         while flight and flight[0][0] <= now:
             _, _, to, packet = heapq.heappop(flight)
-            heard[to].extend(ends[to].receive(packet, now))
+            received[to].extend(ends[to].receive(packet, now))
         transmit(now)
         now += 0.25
-    assert heard[1] == said[0]
-    assert heard[0] == said[1]
+    assert received[1] == sent[0]
+    assert received[0] == sent[1]
     assert ends[0].next_wake() is None
     assert ends[1].next_wake() is None

@@ -1,4 +1,4 @@
-"""The drive of the worker suites: time, waiting, and that a bad worker is told and never a hang."""
+"""The drive of the worker suites: time, waiting, and that a broken worker is an error and never a hang."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ def echo(wake: Callable[[], None]) -> Worker:
 
 
 class Restless:
-    """Asks to be called at once, for ever, and says nothing."""
+    """Asks to be called at once, forever, and emits no event."""
 
     def info(self) -> RewardInfo:
         return RewardInfo(slots=1)
@@ -130,6 +130,6 @@ def test_a_worker_that_is_built_too_late_is_closed(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_worker_that_raises() -> None:
-    with WorkerDrive(echo, virtual=True) as drive, pytest.raises(ConformanceError, match="raised in post") as told:
+    with WorkerDrive(echo, virtual=True) as drive, pytest.raises(ConformanceError, match="raised in post") as caught:
         drive.send(question("post/1"))
-    assert told.value.__cause__ is not None
+    assert caught.value.__cause__ is not None

@@ -1,4 +1,4 @@
-"""Factory paths: modules and files, and what is said of those that lead nowhere."""
+"""Factory paths: modules and files, and the errors for paths that lead nowhere."""
 
 import threading
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_a_relative_file_is_found(script: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ("def broken(:", "SyntaxError"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
@@ -67,21 +67,21 @@ def test_a_relative_file_is_found(script: Path, monkeypatch: pytest.MonkeyPatch)
         ("Maze = 3", "is a int, which cannot be called"),
     ],
 )
-def test_a_file_that_does_not_have_it_says_why(tmp_path: Path, body: str, said: str) -> None:
+def test_a_file_that_does_not_have_it_says_why(tmp_path: Path, body: str, message: str) -> None:
     path = tmp_path / "script.py"
     path.write_text(body + "\n")
     with pytest.raises(RequestError) as caught:
         load(f"{path}:Maze")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert str(path) in str(caught.value)
     # A file that is mended is loaded.
-    if "Error" in said or "no_such" in said:
+    if "Error" in message or "no_such" in message:
         path.write_text("class Maze: pass\n")
         assert load(f"{path}:Maze")
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         ("nothing", "package.module:callable"),
         (":x", "package.module:callable"),
@@ -91,10 +91,10 @@ def test_a_file_that_does_not_have_it_says_why(tmp_path: Path, body: str, said: 
         ("math:pi", "cannot be called"),
     ],
 )
-def test_what_leads_nowhere_is_refused(path: str, said: str) -> None:
+def test_what_leads_nowhere_is_refused(path: str, message: str) -> None:
     with pytest.raises(RequestError) as caught:
         load(path)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_module_that_fails_is_not_taken_for_a_bug_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

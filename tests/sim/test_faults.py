@@ -1,4 +1,4 @@
-"""Each kind of fault does what it says at the boundary of a worker, as often as it says, and counts what it did."""
+"""Each kind of fault acts at the boundary of a worker as specified, as often, and counts its injections."""
 
 import asyncio
 import math
@@ -57,7 +57,7 @@ ONE = Version(0, 1)
 
 
 class Answering:
-    """A worker that answers at once, by the settings' `answers` before its own habits, and writes down what it hears.
+    """A worker that answers at once, by the settings' `answers` or its defaults, and logs its commands.
 
     It wakes every `beat_s`, so that time passes for it although nothing is asked.
     """
@@ -243,7 +243,7 @@ def test_a_worker_is_killed_some_time_after_an_answer() -> None:
     rig = Rig(Fault(20, "kill", NAME, on="Updated", for_s=3.0))
     driver = rig.start()
     driver.now = 10.0
-    assert driver.send(Update(ONE)) == [Updated(ONE)], "the answer is told"
+    assert driver.send(Update(ONE)) == [Updated(ONE)], "the answer is reported"
     assert driver.wake_at == 13.0
     assert driver.send(score(1)) == [Scored("1", 1.0)], "and it works on until then"
     with pytest.raises(Killed):
@@ -425,7 +425,7 @@ def test_an_environment_is_silently_a_blank_one() -> None:
     driver.run(until=4.0)
     assert len(driver.events(Observed)) == 1
     driver.run(until=5.0)
-    assert len(driver.log) == 1, "it says nothing"
+    assert len(driver.log) == 1, "no event"
     driver.send(step(1))
     driver.run()
     (failed,) = driver.events(EnvironmentFailed)
@@ -535,36 +535,36 @@ def test_every_kind_and_every_message_is_tried_here() -> None:
 # --- row 24: the link -----------------------------------------------------------------------------------------------
 
 
-class Ear:
-    """Hears a runtime out."""
+class RecordingListener:
+    """Records all callbacks of a runtime, with their times."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[float, str, Any]] = []
+        self.calls: list[tuple[float, str, Any]] = []
 
     def joined(self, worker: WorkerId, info: WorkerInfo) -> None:  # noqa: ARG002
-        self._hear("joined", worker)
+        self._record("joined", worker)
 
     def events(self, worker: WorkerId, events: Sequence[WorkerEvent]) -> None:  # noqa: ARG002
         for event in events:
-            self._hear("event", event)
+            self._record("event", event)
 
     def died(self, worker: WorkerId, reason: str) -> None:  # noqa: ARG002
-        self._hear("died", reason)
+        self._record("died", reason)
 
     def failed(self, error: RuntimeLost) -> None:
-        self._hear("failed", error)
+        self._record("failed", error)
 
-    def _hear(self, what: str, details: Any) -> None:
-        self.heard.append((asyncio.get_running_loop().time(), what, details))
+    def _record(self, what: str, details: Any) -> None:
+        self.calls.append((asyncio.get_running_loop().time(), what, details))
 
 
-def over_link(faults: LinkFaults, questions: int) -> tuple[Ear, Injections]:
+def over_link(faults: LinkFaults, questions: int) -> tuple[RecordingListener, Injections]:
     """One question after another, a second apart."""
-    ear, injections = Ear(), Injections()
+    listener, injections = RecordingListener(), Injections()
 
     async def main() -> None:
         runtime = LossyRuntime(faults, injections)
-        runtime.listen(ear)
+        runtime.listen(listener)
         runtime.spawn(WorkerId("echo"), Role.REWARD, ECHO, {})
         for index in range(questions):
             runtime.post(WorkerId("echo"), [question(f"echo/{index}")])
@@ -573,25 +573,26 @@ def over_link(faults: LinkFaults, questions: int) -> tuple[Ear, Injections]:
         await runtime.close()
 
     run_virtual(main())
-    return ear, injections
+    return listener, injections
 
 
 def test_a_perfect_link_injects_nothing() -> None:
-    ear, injections = over_link(LinkFaults(seed=1), 20)
-    assert [details.key for _, what, details in ear.heard if what == "event"] == [f"echo/{n}" for n in range(20)]
+    listener, injections = over_link(LinkFaults(seed=1), 20)
+    assert [details.key for _, what, details in listener.calls if what == "event"] == [f"echo/{n}" for n in range(20)]
     assert injections.rows[24] == 0
 
 
 def test_a_bad_link_delays_and_loses_nothing() -> None:
-    ear, injections = over_link(LinkFaults(seed=1, loss=0.3, double=0.2, delay_s=0.3, cut_s=5.0, cut_every_s=20.0), 60)
-    assert [details.key for _, what, details in ear.heard if what == "event"] == [f"echo/{n}" for n in range(60)]
+    faults = LinkFaults(seed=1, loss=0.3, double=0.2, delay_s=0.3, cut_s=5.0, cut_every_s=20.0)
+    listener, injections = over_link(faults, 60)
+    assert [details.key for _, what, details in listener.calls if what == "event"] == [f"echo/{n}" for n in range(60)]
     assert injections.rows[24] > 20
 
 
 def test_a_link_that_stays_silent_is_a_death() -> None:
-    ear, injections = over_link(LinkFaults(seed=1, loss=1.0, silent_s=20.0), 5)
-    assert [what for _, what, _ in ear.heard] == ["joined", "died"]
-    at, _, reason = ear.heard[-1]
+    listener, injections = over_link(LinkFaults(seed=1, loss=1.0, silent_s=20.0), 5)
+    assert [what for _, what, _ in listener.calls] == ["joined", "died"]
+    at, _, reason = listener.calls[-1]
     assert math.isclose(at, 20.0)
     assert "silent for 20 s" in reason
     assert injections.rows[24] > 0

@@ -58,7 +58,7 @@ def test_a_long_queue_for_rewards_costs_no_trajectory() -> None:
 
 
 def test_a_queue_longer_than_the_patience_costs_trajectories_but_not_the_capacity() -> None:
-    """Who waits too long fails. The slot goes on with those that still wait, and the batch fills at its pace."""
+    """Requests that wait too long fail. The slot serves those still waiting, and the batch fills at its pace."""
     slow = {"task1": CONGESTED_REWARDS.tables["sim"]["tasks"]["task1"] | {"reward_s": 2.0}}
     tables = CONGESTED_REWARDS.tables | {"sim": CONGESTED_REWARDS.tables["sim"] | {"tasks": slow}}
     done = run_world(CONGESTED_REWARDS._replace(tables=tables))
@@ -69,4 +69,4 @@ def test_a_queue_longer_than_the_patience_costs_trajectories_but_not_the_capacit
     assert all("no reward worker was free for 190 s" in end.cause for end in failed)
     scored = sum(end.outcome is Outcome.COMPLETED for end in ends)
     assert scored == 144
-    assert done.events[-1].at < 2.0 * (144 + 48) + 10.0, "the slot was never busy with what nobody waits for"
+    assert done.events[-1].at < 2.0 * (144 + 48) + 10.0, "the slot was never busy with requests that were given up"

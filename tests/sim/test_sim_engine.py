@@ -368,14 +368,14 @@ ACTIONS = st.lists(
 
 
 class Controller:
-    """Keeps the logs of sessions by what it is told, and checks every event against what it sent."""
+    """Keeps the logs of sessions from reported tokens, and checks every event against what it sent."""
 
     def __init__(self, kv_on_update: str) -> None:
         self.driver, self.store = serving(hardware=SMALL, slots=3, kv_on_update=kv_on_update, progress_interval_s=0.02)
         self.seen = len(self.driver.log)
         self.workload = Workload(TASK, profile(), 11)
         self.adds: dict[int, Any] = {}
-        self.told: dict[int, int] = {}
+        self.reported: dict[int, int] = {}
         self.ended: dict[int, object] = {}
         self.aborted: set[int] = set()
         self.logs: dict[int, int] = {}
@@ -407,14 +407,14 @@ class Controller:
         elif kind == "update":
             self.steps += 1
             update(self.driver, self.store, Version(0, self.steps))
-            self._hear()
+            self._handle_events()
             self.version = Version(0, self.steps)
-        self._hear()
+        self._handle_events()
 
     def finish(self) -> None:
         self.driver.send(Resume())
         self.driver.run()
-        self._hear()
+        self._handle_events()
         assert self.ended.keys() == self.adds.keys(), "every request ends"
         assert self.driver.wake_at is None
         for session in range(1, 9):
@@ -426,11 +426,11 @@ class Controller:
         request = len(self.adds) + 1
         prefix = self.logs.get(session, 0) if go_on else 0
         self.adds[request] = add(request, session, prefix=prefix, new=17 + request, max_tokens=120)
-        self.told[request] = 0
+        self.reported[request] = 0
         self.busy[session] = request
         self.driver.send(self.adds[request])
 
-    def _hear(self) -> None:
+    def _handle_events(self) -> None:
         worker = self.driver.worker
         assert isinstance(worker, SimEngine)
         assert 0 <= worker.kv_tokens <= worker.kv_capacity_tokens
@@ -446,13 +446,13 @@ class Controller:
         self.seen = len(log)
 
     def _tokens(self, request: int, part: Generated) -> None:
-        assert request not in self.ended, "nothing is told of a request after its end"
+        assert request not in self.ended, "no tokens are reported after the end of a request"
         assert sum(run.length for run in part.runs) == part.tokens.length
         for run in part.runs:
             assert run.length > 0
             assert self.last_version.get(request, run.version) <= run.version <= self.version
             self.last_version[request] = run.version
-        self.told[request] += part.tokens.length
+        self.reported[request] += part.tokens.length
 
     def _end(self, request: int, event: TurnDone | PrefixMiss | Refused) -> None:
         sent = self.adds[request]
@@ -463,10 +463,10 @@ class Controller:
             whole = min(self.workload.answer_tokens(request), 120, room)
             if event.finish is FinishReason.ABORTED:
                 assert request in self.aborted
-                assert self.told[request] < whole
+                assert self.reported[request] < whole
             else:
-                assert self.told[request] == whole
-            self.logs[sent.session] = context + self.told[request]
+                assert self.reported[request] == whole
+            self.logs[sent.session] = context + self.reported[request]
         else:
             self.logs.pop(sent.session, None)
         assert request not in self.ended, "a request ends once"

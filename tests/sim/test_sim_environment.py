@@ -124,7 +124,7 @@ def test_a_slot_holds_one_episode_and_close_frees_it() -> None:
     driver.run()
     assert [event.episode for event in driver.events(Observed)] == [2]
     driver.send(step(2, 1), Close(TrajectoryId(2)), Close(TrajectoryId(2)))
-    assert driver.wake_at is None, "nobody is woken for a closed episode"
+    assert driver.wake_at is None, "there is no wake-up for a closed episode"
     (gone,) = driver.send(step(2, 2))
     assert isinstance(gone, EnvironmentFailed)
 

@@ -36,7 +36,7 @@ def test_nonsense_is_a_lost_turn(nonsense):
 
 
 @pytest.mark.parametrize(
-    ("problem", "said", "told"),
+    ("problem", "action", "observation"),
     [
         ("12*7+5", "C 2*7", "14"),
         ("12*7+5", "C 7+5", "12"),
@@ -46,8 +46,8 @@ def test_nonsense_is_a_lost_turn(nonsense):
         ("50-20+7-3", "C 50-20", "30+7-3"),
     ],
 )
-def test_what_is_left_is_told_if_the_problem_begins_with_it(problem, said, told):
-    assert asked(problem).step(said).observation == told
+def test_what_is_left_is_told_if_the_problem_begins_with_it(problem, action, observation):
+    assert asked(problem).step(action).observation == observation
 
 
 def test_the_calculator_does_one_operation_of_numbers_that_fit():

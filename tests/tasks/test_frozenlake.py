@@ -14,7 +14,7 @@ def prompt(seed):
 
 
 def map_of(first):
-    """Of the first observation: after the rules, before the place."""
+    """The map in the first observation: after the rules, before the position."""
     return first.observation.splitlines()[1:-1]
 
 

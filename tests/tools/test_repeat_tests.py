@@ -52,9 +52,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_each_round_has_an_order_of_its_own_that_its_seed_gives_again(folder: Path) -> None:
-    code, said = repeat(folder, ".", "--times", "3", "--seed", "7", "--load")
-    assert code == 0, said
-    assert "3 of 3 rounds passed" in said
+    code, output = repeat(folder, ".", "--times", "3", "--seed", "7", "--load")
+    assert code == 0, output
+    assert "3 of 3 rounds passed" in output
     lines = order(folder)
     rounds = [lines[start : start + 14] for start in (0, 14, 28)]
     assert len(lines) == 3 * 14, "fixtures of a module are made once"
@@ -65,20 +65,20 @@ def test_each_round_has_an_order_of_its_own_that_its_seed_gives_again(folder: Pa
 
 
 def test_what_fails_is_named_with_its_seed(folder: Path) -> None:
-    code, said = repeat(folder, "bad.py", "test_a.py", "--times", "2", "--seed", "3", "--", "-q")
+    code, output = repeat(folder, "bad.py", "test_a.py", "--times", "2", "--seed", "3", "--", "-q")
     assert code == 1
-    assert "0 of 2 rounds passed" in said
-    assert "  2 × bad.py::test_bad (seeds 3, 4)\n" in said
-    assert "  2 × bad.py::TestGroup::test_error (seeds 3, 4)\n" in said
-    assert "test_good" not in said
-    code, said = repeat(folder, "bad.py", "--times", "5", "--stop")
-    assert (code, "0 of 1 rounds passed" in said) == (1, True)
+    assert "0 of 2 rounds passed" in output
+    assert "  2 × bad.py::test_bad (seeds 3, 4)\n" in output
+    assert "  2 × bad.py::TestGroup::test_error (seeds 3, 4)\n" in output
+    assert "test_good" not in output
+    code, output = repeat(folder, "bad.py", "--times", "5", "--stop")
+    assert (code, "0 of 1 rounds passed" in output) == (1, True)
 
 
 def test_a_round_without_tests_is_no_success(folder: Path) -> None:
-    code, said = repeat(folder, "test_a.py", "--times", "1", "--", "-k", "nothing_like_it")
+    code, output = repeat(folder, "test_a.py", "--times", "1", "--", "-k", "nothing_like_it")
     assert code == 1
-    assert "pytest ended with 5" in said
+    assert "pytest ended with 5" in output
 
 
 def test_a_folder_that_is_not_there_is_refused(folder: Path) -> None:

@@ -22,7 +22,7 @@ from rollart.types.versions import Version
 
 
 class LosesAToken(Bent):
-    """The last token of a longer turn is never told."""
+    """The last token of a longer turn is never reported."""
 
     def event(self, event: WorkerEvent) -> list[WorkerEvent]:
         if isinstance(event, TurnDone) and event.generated.tokens.length > 1:
@@ -31,7 +31,7 @@ class LosesAToken(Bent):
 
 
 class DropsProgress(Bent):
-    """What `Progress` tells never arrives."""
+    """`Progress` never arrives."""
 
     def event(self, event: WorkerEvent) -> list[WorkerEvent]:
         return [] if isinstance(event, Progress) else [event]
@@ -53,7 +53,7 @@ class StampsTheOldVersion(Bent):
 
 
 class ServesTheUnstaged(Bent):
-    """Whatever `Update` names is said to be in service, and stamped on tokens."""
+    """Any version in `Update` is reported as in service, and stamped on tokens."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)

@@ -31,11 +31,11 @@ class ActsTwice(Bent):
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
-        self._told: dict[tuple[int, int], int] = {}
+        self._counts: dict[tuple[int, int], int] = {}
 
     def event(self, event: WorkerEvent) -> list[WorkerEvent]:
         if isinstance(event, Observed) and event.turn > 0:
-            times = self._told[event.episode, event.turn] = self._told.get((event.episode, event.turn), 0) + 1
+            times = self._counts[event.episode, event.turn] = self._counts.get((event.episode, event.turn), 0) + 1
             return [replace(event, reward=event.reward + times - 1)]
         return [event]
 
@@ -51,7 +51,7 @@ class SwallowsUnknown(Bent):
 
 
 class ZeroForFailure(Bent):
-    """A reward that could not be had is 0."""
+    """A failed reward becomes 0."""
 
     def event(self, event: WorkerEvent) -> list[WorkerEvent]:
         return [Scored(event.key, 0.0)] if isinstance(event, ScoreFailed) else [event]
@@ -69,17 +69,17 @@ class CountsAgain(Bent):
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
-        self._told: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
 
     def event(self, event: WorkerEvent) -> list[WorkerEvent]:
         if isinstance(event, Scored):
-            self._told[event.key] = self._told.get(event.key, 0) + 1
-            return [Scored(event.key, event.value * self._told[event.key])]
+            self._counts[event.key] = self._counts.get(event.key, 0) + 1
+            return [Scored(event.key, event.value * self._counts[event.key])]
         return [event]
 
 
 class OneByOne(Bent):
-    """Breaks nothing: it gives one event per slice, so that answers are known to it long before they are told."""
+    """Breaks nothing: it gives one event per slice, so that answers are known long before they are reported."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)

@@ -33,7 +33,7 @@ class LiveCursor(SeedPrompts):
 
 
 class TakesAnyCursor(SeedPrompts):
-    """A cursor of another source is ignored without a word."""
+    """A cursor of another source is silently ignored."""
 
     def seek(self, cursor: Cursor) -> None:
         try:

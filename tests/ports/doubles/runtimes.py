@@ -30,7 +30,7 @@ class Filter:
 
 
 class KeepsDeathsQuiet(VirtualRuntime):
-    """A dead worker is not told of."""
+    """Deaths are not reported."""
 
     def listen(self, listener: Listener) -> None:
         class Quiet(Filter):
@@ -66,7 +66,7 @@ class IgnoresInterpreter(VirtualRuntime):
 
 
 class AnswersInside(VirtualRuntime):
-    """Builds the worker inside `spawn`, and tells of it there."""
+    """Builds the worker inside `spawn`, and reports it there."""
 
     def spawn(
         self, worker: WorkerId, role: Role, factory: str, settings: Mapping[str, Any], *, python: str = ""

@@ -33,7 +33,7 @@ class TrainsTwice(Bent):
 
 
 class HidesItsFailures(Bent):
-    """A version that was not published is said to be."""
+    """A failed publication is reported as a success."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
@@ -46,14 +46,14 @@ class HidesItsFailures(Bent):
 
 
 class ForgetsItsParent(Bent):
-    """Every version is said to come from nowhere."""
+    """Every version is published without its parent."""
 
     def event(self, event: WorkerEvent) -> list[WorkerEvent]:
         return [Published(replace(event.manifest, parent=None))] if isinstance(event, Published) else [event]
 
 
 class SavesNothing(Bent):
-    """Says `Saved` and does not save; as quick as a disk that lies."""
+    """Answers `Saved` without saving, at once."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
@@ -75,7 +75,7 @@ class SavesNothing(Bent):
 
 
 class KeepsItsFirst(SavesNothing):
-    """Saves once and says `Saved` ever after: the next trainer restores an older version."""
+    """Saves once and answers `Saved` ever after: the next trainer restores an older version."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)

@@ -15,7 +15,7 @@ from rollart.types.trajectory import Prompt
 
 
 class Counter:
-    """Counts to four, from where the prompt says; fails where it is told to."""
+    """Takes four steps, counting up from the prompt's seed; fails in `fail`, if given."""
 
     def __init__(self, count: int, fail: str = "") -> None:
         self._count = COUNTS[count]

@@ -35,7 +35,7 @@ def sqlite_journal(scratch: Path) -> EventSinkHarness:
 
 
 def narrated_journal(scratch: Path) -> EventSinkHarness:
-    """A sink that tells a person what happens passes everything on."""
+    """The progress logger passes all events on."""
     harness = sqlite_journal(scratch)
     return dataclasses.replace(harness, build=lambda: ProgressLogger(harness.build(), lambda _line: None, steps=10))
 
