@@ -135,7 +135,7 @@ FATAL = (Target.CONTROLLER, Target.EVERYTHING, *RAY)
 
 
 class Kill(NamedTuple):
-    """When to kill what: `step` is the first that counts for `when`, `which` chooses among several workers."""
+    """Kill `target`, `delay_s` after `when`; `step` is the first that counts, `which` selects among several workers."""
 
     target: Target
     when: When
@@ -149,15 +149,15 @@ class Kill(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a seed is about."""
+    """The kills of one seed."""
 
     kills: tuple[Kill, ...]
     patient: bool
-    """Whether a resume waits until nothing is left of the controller before it."""
+    """Whether a resume waits until all processes of the previous controller are gone."""
 
 
 def plan(seed: int, runtime: str) -> Plan:
-    """Kinds and moments take turns, so that 28 seeds in a row have every pair of them; the rest is chance."""
+    """Targets and phases alternate, so that 28 consecutive seeds cover every combination; the rest is random."""
     chance = random.Random(f"kills {seed}")
     kinds, moments = KINDS[runtime], tuple(When)
     kills = [_kill(chance, kinds[seed % len(kinds)], moments[seed % len(moments)])]
@@ -168,7 +168,7 @@ def plan(seed: int, runtime: str) -> Plan:
 
 def _kill(chance: random.Random, target: Target, when: When) -> Kill:
     longer = target in (Target.CONTROLLER, Target.EVERYTHING)
-    # About as long as it takes: to come up, to make a step, to write a checkpoint, to shut down.
+    # About the duration of a start, a step, a checkpoint, a shutdown.
     longest_s = {
         When.START: 10.0 if longer else 3.0,
         When.STEP: 0.4,
@@ -179,16 +179,16 @@ def _kill(chance: random.Random, target: Target, when: When) -> Kill:
 
 
 class Outcome(msgspec.Struct):
-    """What came of a seed."""
+    """Result of one seed."""
 
     seed: int
     planned: list[str]
     killed: list[str] = []
     missed: list[str] = []
-    """Kills that came too late: the process, or the worker, had ended."""
+    """Kills that came too late: the process or worker had already ended."""
     resumed: int = 0
     started_again_s: list[float] = []
-    """When, after the first start. Not a resume where the run had no config yet."""
+    """Times of further starts, counted from the first; not a resume if the run had no config yet."""
     violations: list[str] = []
     leftovers: list[str] = []
     seconds: float = 0.0
@@ -208,7 +208,7 @@ def adopt_orphans() -> None:
 
 
 def descendants(started: int | None) -> list[int]:
-    """The living processes below this one. Adopted ones that have ended are buried; `started` is its starter's."""
+    """Living descendants of this process. Adopted ones that have ended are reaped, but not `started`."""
     children: dict[int, list[int]] = {}
     ended: set[int] = set()
     for entry in Path("/proc").iterdir():
@@ -233,7 +233,7 @@ def descendants(started: int | None) -> list[int]:
 
 
 def named(pid: int) -> str:
-    """A process, for a person."""
+    """Readable name of a process."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
@@ -250,7 +250,7 @@ def program(pid: int) -> str:
 
 
 def kill(pid: int) -> bool:
-    """Whether it was there to be killed."""
+    """Kill a process; returns whether it still existed."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -285,7 +285,7 @@ class Run:
         self._drafts_before: set[str] = set()
 
     def start(self) -> bool:
-        """Start it, or go on with it; whether it was a resume. Without a config there is no run to go on with."""
+        """Start or resume the run; returns whether it was a resume. Without a config there is nothing to resume."""
         resume = (self.folder / "config.json").exists()
         new = [str(self._scratch / "run.toml"), "--out", str(self.folder)]
         words = ["--resume", str(self.folder)] if resume else new
@@ -310,7 +310,7 @@ class Run:
         return descendants(self._process.pid)
 
     def kill(self, order: Kill) -> bool:
-        """Wait for the moment and kill; whether there was somebody to kill."""
+        """Wait for the moment and kill; returns whether there was a process to kill."""
         return self._moment(order) and self._strike(order)
 
     def _moment(self, order: Kill) -> bool:
@@ -337,18 +337,18 @@ class Run:
             return kill(self._process.pid) and self._process.wait() == -signal.SIGKILL
         if order.target is Target.EVERYTHING:
             alive = kill(self._process.pid) and self._process.wait() == -signal.SIGKILL
-            while left := self.living():  # those too that are started meanwhile
+            while left := self.living():  # including those started meanwhile
                 for pid in left:
                     kill(pid)
             return alive
-        # One that is coming back from an earlier kill is waited for.
+        # Wait for a process that is restarting after an earlier kill.
         if not self._until(lambda: bool(self._processes(order.target)), look_s=0.02):
             return False
         found = self._processes(order.target)
         return bool(found) and kill(found[int(order.which * len(found))])
 
     def _until(self, condition: Callable[[], bool], look_s: float = LOOK_S) -> bool:
-        """Whether it came to that before the process ended."""
+        """Wait for a condition; returns whether it came true before the process ended."""
         within(LIMIT_S, lambda: condition() or self._process.poll() is not None, look_s)
         return self._process.poll() is None and condition()
 
@@ -359,7 +359,7 @@ class Run:
         return [pid for pid in self.living() if program(pid) == target.value]
 
     def _workers(self, role: Target) -> list[int]:
-        """By the logs that they write to."""
+        """Workers of a role, found by the logs that they write to."""
         found = {}
         for pid in self.living():
             try:
@@ -382,7 +382,7 @@ class Run:
         return bool(self._drafts() - self._drafts_before)
 
     def end_without(self, target: Target) -> tuple[bool, str]:
-        """Wait for the end of a run whose Ray was killed; whether it has to be resumed, and what was wrong.
+        """Wait for the end of a run whose Ray was killed; returns whether to resume it, and what was wrong.
 
         A run that had done all its steps may end as if nothing had happened.
         """
@@ -399,7 +399,7 @@ class Run:
         return code != 0, ""
 
     def end(self) -> str:
-        """Wait for its end; what was wrong with it, if anything."""
+        """Wait for the end of the run; returns what was wrong, if anything."""
         try:
             code = self._process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -411,7 +411,7 @@ class Run:
         return self._log.read_text(errors="replace").strip()[-600:]
 
     def remains(self) -> list[str]:
-        """What is left although it has ended."""
+        """Processes, folders and shared memory that outlived the run."""
         within(GONE_S, lambda: not self.living(), 0.05)
         left = [named(pid) for pid in self.living()]
         for pid in self.living():
@@ -434,7 +434,7 @@ class Run:
         return read_since_snapshot(self.folder / "journal.sqlite")
 
     def result(self) -> list[str]:
-        """What is missing from a run that has ended."""
+        """Everything wrong with a finished run."""
         wrong = self.audit()
         report = fold_journal(self.folder / "journal.sqlite")[1].finish()[1]
         if report is None or not report.ended:

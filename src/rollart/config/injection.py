@@ -18,7 +18,7 @@ class Injection(Strict):
     hang_share: float = Field(default=0.0, ge=0, le=1)
     """Probability that a reset or step hangs."""
     hang_s: float | None = Field(default=None, gt=0)
-    """Duration of a hang; None = for ever."""
+    """Duration of a hang; None = forever."""
     raise_every: int | None = Field(default=None, ge=1)
     """The environment raises at every n-th turn of an episode, so episodes of that length never succeed."""
     bad_slots: tuple[int, ...] | None = None

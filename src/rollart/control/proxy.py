@@ -385,7 +385,7 @@ class LLMProxy:
         engine = self._engines[worker]
         limit_s = self._context.config.deadlines.engine_silent_s
         now, due = self._context.now(), engine.heard_at + limit_s
-        # Compare times, not spans: at the deadline a span may be an ulp short of the limit, for ever.
+        # Compare times, not spans: at the deadline a span may be an ulp short of the limit, forever.
         if now >= due and not self._suspended:
             silent_s = now - engine.heard_at
             self._fleet.replace(worker, f"silent for {silent_s:g} s with {engine.in_flight} requests in flight")

@@ -80,7 +80,7 @@ def _skip_finalization() -> None:
 
 @functools.cache
 def _end_with(owner: int) -> None:
-    """End vLLM when its owner is gone, however it ended: otherwise the engine core would stay for ever."""
+    """End vLLM when its owner is gone, however it ended: otherwise the engine core would stay forever."""
     core = _engine_core(owner)
     if core is not None:
         descriptor = os.pidfd_open(owner)
