@@ -116,7 +116,46 @@ def test_a_task_and_a_pool_are_enough() -> None:
     assert run.mode_settings == MODES[Mode.ROLLART]
     assert run.groups == 8
     assert run.groups_per_batch() == {"maze": 8}
-    assert run.batch.extra_groups == run.batch.extra_members == 0, "redundancy is off unless asked for"
+    assert run.batch.extra_groups == 0
+    assert (run.automatic_extra, run.max_extra) == (True, 2), "redundancy sizes itself"
+    assert run.batch.minimum == 4
+    assert (run.alpha_of("maze"), run.late_alpha_of("maze"), run.tasks["maze"].stale_retries) == (1, 8, 2)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in Mode if mode is not Mode.ROLLART])
+def test_redundancy_is_off_in_the_other_modes_unless_asked_for(mode: Mode) -> None:
+    run = config(mode=mode)
+    assert (run.automatic_extra, run.max_extra) == (False, 0)
+    assert config(mode=mode, batch={"extra_members": "auto"}).automatic_extra
+    assert config(mode=mode, batch={"extra_members": 3}).max_extra == 3
+
+
+@pytest.mark.parametrize(
+    ("size", "minimum", "limit"), [(1, 1, 1), (2, 2, 1), (3, 2, 1), (8, 4, 2), (9, 5, 2), (64, 32, 16)]
+)
+def test_the_minimum_is_half_a_group_and_the_limit_a_quarter(size: int, minimum: int, limit: int) -> None:
+    batch = config(batch={"trajectories": 8 * size, "group_size": size}).batch
+    assert (batch.minimum, batch.extra_limit) == (minimum, limit)
+
+
+@pytest.mark.parametrize("minimum", [1, 9])
+def test_a_group_has_a_baseline_and_no_more_than_it_was_promised(minimum: int) -> None:
+    error = refused(batch={"min_group_size": minimum})
+    assert error.path == "batch.min_group_size"
+    assert f"{minimum} is not between 2 and batch.group_size (8)" in error.problem
+
+
+def test_a_limit_without_anything_to_limit_is_refused() -> None:
+    assert refused(batch={"extra_members": 1, "max_extra_members": 2}).path == "batch.max_extra_members"
+    assert config(batch={"max_extra_members": 3}).max_extra == 3
+
+
+def test_tasks_may_have_bounds_of_their_own() -> None:
+    run = config(alpha=2, tasks={"maze": {"alpha": 0}, "math": {"late_alpha": 3}}, batch={"trajectories": 64})
+    assert [run.alpha_of(task) for task in run.tasks] == [0, 2]
+    assert [run.late_alpha_of(task) for task in run.tasks] == [4, 3]
+    error = refused(alpha=2, tasks={"maze": {"late_alpha": 1}})
+    assert error.path == "tasks.maze.late_alpha"
 
 
 def test_a_config_does_not_change() -> None:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 from audit import audit, completed, sound
-from worlds import MODES, Commands, Events, Kill, KillAtCommand, Ran, Rule, SlowSink, run, two_tasks, world
+from worlds import MODES, SNAIL, Commands, Events, Kill, KillAtCommand, Ran, Rule, SlowSink, run, two_tasks, world
 
-import rollart.control.rollout as rollout_module
+import rollart.control.groups as groups_module
 from rollart.config.modes import MODES as SETTINGS
 from rollart.config.modes import Mode
 from rollart.policy.admission import batches_in_the_making
@@ -101,8 +101,6 @@ def test_a_share_deadline_has_passed_when_it_asked_to_be_woken() -> None:
 
 
 # --- back-pressure --------------------------------------------------------------------------------------------------
-
-SNAIL = "{name='snail', tflops=0.02, hbm_gb=1.0, hbm_tb_s=0.01, nvlink_gb_s=10.0, cost=1.0}"
 
 
 def admission_holds(ran: Ran, extra: int = 0) -> int:
@@ -298,7 +296,7 @@ def test_an_error_of_our_own_ends_the_run_and_the_journal_names_it(monkeypatch: 
     def broken(_: object) -> str | None:
         raise ZeroDivisionError("in the filter")
 
-    monkeypatch.setattr(rollout_module, "has_no_signal", broken)
+    monkeypatch.setattr(groups_module, "has_no_signal", broken)
     sink = SlowSink(0.0)
     with pytest.raises(ZeroDivisionError):
         run(world("algorithm.filter_zero_variance=true"), sink=sink)

@@ -50,7 +50,9 @@ def test_a_reset_that_hangs_ends_at_its_deadline_and_the_group_still_fills(mode:
     def hang(_: WorkerId, command: Reset, __: int) -> Sequence[Reset]:
         return () if command.slot == 3 else (command,)
 
-    ran = run(world(f"mode={mode}", "tasks.game.reset_deadline_s=2", "steps=8"), Commands("environment", Reset, hang))
+    all_or_nothing = ("batch.min_group_size=4", 'tasks.game.stale="mask"')
+    settings = (f"mode={mode}", "tasks.game.reset_deadline_s=2", "steps=8")
+    ran = run(world(*settings, *all_or_nothing), Commands("environment", Reset, hang))
     completed(ran)
     failed = ended(ran, Outcome.ENV_FAILED)
     assert failed

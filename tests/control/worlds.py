@@ -52,6 +52,10 @@ TABLES: dict[str, Any] = {
 MATH: dict[str, Any] = GAME | {"turns": 1, "answer_tokens": {"kind": "uniform", "low": 20, "high": 120}}
 
 
+SNAIL = "{name='snail', tflops=0.02, hbm_gb=1.0, hbm_tb_s=0.01, nvlink_gb_s=10.0, cost=1.0}"
+"""Hardware for a trainer that is the bottleneck."""
+
+
 def world(*assignments: str) -> Scenario:
     """One task on two engines; batches of two groups of four."""
     return parse_scenario(TABLES, assignments)

@@ -3,14 +3,19 @@
 import importlib
 import inspect
 import pkgutil
+from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from journals import SEEDS, troubled
 from msgspec.structs import replace
 
+from rollart.config.modes import Mode
 from rollart.observe import audit as package
 from rollart.observe.audit import audit, auditor
+from rollart.sim.crashes import run_world
+from rollart.sim.fuzz import make_world
 from rollart.sim.run import simulate
 from rollart.sim.scenario import load_scenario
 from rollart.types import journal as j
@@ -19,6 +24,8 @@ from rollart.types.trajectory import GroupOutcome, Outcome
 from rollart.types.versions import Version
 
 Journal = list[j.JournalEvent]
+LOSSY_SEED = 13
+"""A world whose groups lose members."""
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +150,12 @@ def altered(events: Journal, kind: type, change: Change, number: int) -> Journal
     return [*events[:index], change(events[index]), *events[index + 1 :]]
 
 
+def with_rules(event: j.JournalEvent, **changes: Any) -> j.JournalEvent:
+    assert isinstance(event, j.RunStarted)
+    assert event.rules is not None
+    return replace(event, rules=replace(event.rules, **changes))
+
+
 ALTERED: dict[str, tuple[type, Change, int]] = {
     "the version of a token": (
         j.TurnEnded,
@@ -174,7 +187,16 @@ ALTERED: dict[str, tuple[type, Change, int]] = {
     "a published version": (j.VersionPublished, lambda e: replace(e, version=Version(0, 0)), 1),
     "an epoch": (j.EpochStarted, lambda e: replace(e, epoch=3), 0),
     "the configured shares": (j.RunStarted, lambda e: replace(e, groups_per_batch={"frozenlake": 3, "math": 5}), 0),
-    "the bound": (j.RunStarted, lambda e: replace(e, alpha=0), 0),
+    "the bound": (j.RunStarted, lambda e: with_rules(e, alpha=dict.fromkeys(("frozenlake", "math"), 0)), 0),
+    "the minimum of a group": (j.RunStarted, lambda e: with_rules(e, min_size=4), 0),
+    "the limit of extra members": (j.RunStarted, lambda e: with_rules(e, max_extra=-1), 0),
+    "the retries of a stale prompt": (
+        j.RunStarted,
+        lambda e: with_rules(e, stale_retries=dict.fromkeys(("frozenlake", "math"), 0)),
+        0,
+    ),
+    "the bound of a group": (j.GroupOpened, lambda e: replace(e, alpha=9), 30),
+    "the masked members of a batch": (j.TrajectoryEnded, lambda e: replace(e, masked=True), 0),
     "a ticket": (j.PromptTaken, lambda e: replace(e, ticket=e.ticket + 5), 2),  # type: ignore[union-attr]
     "the step of a snapshot": (j.Snapshot, lambda e: replace(e, state=replace(e.state, step=1)), 0),  # type: ignore[union-attr]
     "the prompts of a snapshot": (j.Snapshot, lambda e: replace(e, state=replace(e.state, waiting=(), groups=())), 0),  # type: ignore[union-attr]
@@ -186,6 +208,54 @@ ALTERED: dict[str, tuple[type, Change, int]] = {
 def test_something_is_altered(clean: Journal, what: str) -> None:
     kind, change, number = ALTERED[what]
     assert audit(altered(clean, kind, change, number))
+
+
+# --- losses ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lossy() -> Journal:
+    """A run in which groups lose members to the staleness bound, and prompts get bounds of their own."""
+    done = run_world(make_world(LOSSY_SEED, Mode.ROLLART))
+    assert done.violations == []
+    events = list(done.events)
+    kinds = Counter(type(event) for event in events)
+    assert kinds[j.MembersLost] > 1
+    assert any(isinstance(event, j.MembersLost) and event.alpha is not None for event in events)
+    assert any(isinstance(event, j.GroupEnded) and event.outcome is GroupOutcome.STALE for event in events)
+    return events
+
+
+def test_every_loss_is_recorded_once(lossy: Journal) -> None:
+    losses = [index for index, event in enumerate(lossy) if isinstance(event, j.MembersLost)]
+    assert all(audit([*lossy[: index + 1], *lossy[index:]]) for index in losses), "doubled"
+    # One that is missing shows if the group is claimed, or the age of the member is known from an earlier turn.
+    assert any(audit(lossy[:index] + lossy[index + 1 :]) for index in losses), "removed"
+
+
+def test_a_prompt_that_was_lost_is_not_passed_over(lossy: Journal) -> None:
+    """Another prompt of its task is opened first."""
+    tickets = {event.group: (event.task, event.ticket) for event in lossy if isinstance(event, j.GroupOpened)}
+    stale = next(
+        index
+        for index, event in enumerate(lossy)
+        if isinstance(event, j.GroupEnded) and event.outcome is GroupOutcome.STALE
+    )
+    task, ticket = tickets[lossy[stale].group]  # type: ignore[union-attr]
+    again = next(
+        index
+        for index, event in enumerate(lossy)
+        if index > stale and isinstance(event, j.GroupOpened) and event.ticket == ticket
+    )
+    opened = lossy[again]
+    assert isinstance(opened, j.GroupOpened)
+    other = replace(opened, ticket=max(ticket for _, ticket in tickets.values()) + 1, alpha=None)
+    taken = next(event for event in lossy if isinstance(event, j.PromptTaken) and event.prompt.task == task)
+    next_ticket = 1 + max(event.ticket for event in lossy[:again] if isinstance(event, j.PromptTaken))
+    found = audit(
+        [*lossy[:again], replace(taken, at=opened.at, ticket=next_ticket), replace(other, ticket=next_ticket)]
+    )
+    assert any("with losses waits: passed over" in violation.what for violation in found)
 
 
 def test_a_violation_says_where_and_what(clean: Journal) -> None:
@@ -201,7 +271,7 @@ def test_a_new_controller_is_not_held_to_what_the_old_one_redistributed(clean: J
     assert isinstance(first, j.RunStarted)
     giving, taking = first.groups_per_batch
     changed = j.ShareRedistributed(first.at, 0, {giving: 1}, {taking: 1}, "late")
-    resumed = j.RunResumed(first.at, first.mode, first.alpha, first.step_bound_s)
+    resumed = j.RunResumed(first.at, first.mode, first.alpha, first.step_bound_s, first.rules)
     assert audit([first, changed, resumed, *clean[1:]]) == []
     assert {violation.rule for violation in audit([first, changed, *clean[1:]])} >= {3}
 
@@ -230,7 +300,7 @@ def test_a_run_that_a_bug_stopped_is_found_by_its_stop_reason(
     assert [violation.rule for violation in found] == rules
 
 
-HELPERS = {"move", "forget_versions"}
+HELPERS = {"move", "forget_versions", "alpha_of"}
 """Functions of rule modules that other checks call."""
 
 

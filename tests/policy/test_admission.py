@@ -87,30 +87,35 @@ def test_the_buffer_holds_a_few_batches_whatever_the_trainer_does(
 
 def test_the_next_batch_has_its_own_needs_and_later_ones_the_usual() -> None:
     allowed = groups_to_start(
-        batches=3,
+        batches={"maze": 3, "math": 2},
         current={"maze": 1, "math": 5},
         usual={"maze": 3, "math": 3},
         in_the_making={"maze": 2, "math": 4},
         extra=0,
     )
-    assert allowed == {"maze": 1 + 2 * 3 - 2, "math": 5 + 2 * 3 - 4}
+    assert allowed == {"maze": 1 + 2 * 3 - 2, "math": 5 + 1 * 3 - 4}
 
 
 @pytest.mark.parametrize(("in_the_making", "allowed"), [(0, 4), (3, 1), (4, 0), (5, 0)])
 def test_never_more_than_the_batches_hold(in_the_making: int, allowed: int) -> None:
     started = groups_to_start(
-        batches=1, current={"maze": 4}, usual={"maze": 4}, in_the_making={"maze": in_the_making}, extra=0
+        batches={"maze": 1}, current={"maze": 4}, usual={"maze": 4}, in_the_making={"maze": in_the_making}, extra=0
     )
     assert started == {"maze": allowed}
 
 
 def test_what_is_not_counted_yet_is_none() -> None:
-    assert groups_to_start(batches=1, current={"maze": 4}, usual={"maze": 4}, in_the_making={}, extra=0) == {"maze": 4}
+    started = groups_to_start(batches={"maze": 1}, current={"maze": 4}, usual={"maze": 4}, in_the_making={}, extra=0)
+    assert started == {"maze": 4}
 
 
 def test_extra_groups_come_on_top_of_each_task_once() -> None:
     allowed = groups_to_start(
-        batches=2, current={"maze": 1, "math": 2}, usual={"maze": 1, "math": 2}, in_the_making={"math": 1}, extra=3
+        batches={"maze": 2, "math": 2},
+        current={"maze": 1, "math": 2},
+        usual={"maze": 1, "math": 2},
+        in_the_making={"math": 1},
+        extra=3,
     )
     assert allowed == {"maze": 5, "math": 6}
 
@@ -118,9 +123,13 @@ def test_extra_groups_come_on_top_of_each_task_once() -> None:
 @pytest.mark.parametrize("batches", [0, -1])
 def test_without_a_batch_in_the_making_nothing_starts_not_even_extra(batches: int) -> None:
     allowed = groups_to_start(
-        batches=batches, current={"maze": 4, "math": 4}, usual={"maze": 4, "math": 4}, in_the_making={}, extra=2
+        batches={"maze": batches, "math": 1},
+        current={"maze": 4, "math": 4},
+        usual={"maze": 4, "math": 4},
+        in_the_making={},
+        extra=2,
     )
-    assert allowed == {"maze": 0, "math": 0}
+    assert allowed == {"maze": 0, "math": 6}
 
 
 @settings(deadline=None)
@@ -130,7 +139,7 @@ def test_filling_up_leaves_nothing_to_start(
 ) -> None:
     def allowed(open_now: int) -> int:
         return groups_to_start(
-            batches=batches,
+            batches={"maze": batches},
             current={"maze": current},
             usual={"maze": usual},
             in_the_making={"maze": open_now},

@@ -6,14 +6,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from rollart.policy.buffer import BufferBook, ReadyGroup
-from rollart.policy.staleness import StalenessBound
 from rollart.types.errors import InvariantBroken
 from rollart.types.ids import ClaimId, GroupId
 from rollart.types.versions import Version
 
-BOUND = StalenessBound(1, check_every_turn=True)
-NO_BOUND = StalenessBound(1, check_every_turn=False)
-V0 = Version(0, 0)
 C1, C2 = ClaimId(1), ClaimId(2)
 
 
@@ -40,7 +36,7 @@ def test_groups_are_counted_by_task() -> None:
     groups = book(ready(1), ready(2, "math"), ready(3))
     assert groups.counts() == {"maze": 2, "math": 1}
     assert ids(groups.ready()) == [1, 3, 2]
-    groups.remove(ready(1))
+    groups.remove(GroupId(1))
     assert groups.counts() == {"maze": 1, "math": 1}
 
 
@@ -52,17 +48,9 @@ def test_a_group_that_changed_keeps_its_place() -> None:
 
 def test_a_group_leaves_once() -> None:
     groups = book(ready(1))
-    groups.remove(ready(1))
-    with pytest.raises(KeyError):
-        groups.remove(ready(1))
-
-
-@pytest.mark.parametrize(("served", "stale"), [(1, []), (2, [1]), (3, [1, 2]), (4, [1, 2, 3])])
-def test_stale_are_those_past_the_bound_and_they_stay_until_removed(served: int, stale: list[int]) -> None:
-    groups = book(ready(1, step=0), ready(2, step=1), ready(3, "math", step=1 if served < 3 else 2))
-    assert ids(groups.stale(BOUND, Version(0, served))) == stale
-    assert len(groups.ready()) == 3
-    assert groups.stale(NO_BOUND, Version(0, served)) == []
+    groups.remove(GroupId(1))
+    with pytest.raises(InvariantBroken, match="group 1 is not ready"):
+        groups.remove(GroupId(1))
 
 
 # --- claims ---------------------------------------------------------------------------------------------------------
@@ -70,7 +58,7 @@ def test_stale_are_those_past_the_bound_and_they_stay_until_removed(served: int,
 
 def test_a_claim_takes_of_every_task_those_that_were_ready_first() -> None:
     groups = book(ready(1), ready(2, "math"), ready(3), ready(4), ready(5, "math"))
-    taken = groups.claim(C1, {"maze": 2, "math": 1}, BOUND, V0)
+    taken = groups.claim(C1, {"maze": 2, "math": 1})
     assert ids(taken) == [1, 3, 2]
     assert ids(groups.ready()) == [4, 5]
     assert groups.claims() == [C1]
@@ -79,47 +67,34 @@ def test_a_claim_takes_of_every_task_those_that_were_ready_first() -> None:
 def test_groups_of_older_weights_are_claimed_first() -> None:
     """A group that took long is not left behind until it is stale."""
     groups = book(ready(1, step=2), ready(2, step=1), ready(3, step=2))
-    assert ids(groups.claim(C1, {"maze": 2}, BOUND, Version(0, 2))) == [2, 1]
+    assert ids(groups.claim(C1, {"maze": 2})) == [2, 1]
     assert ids(groups.ready()) == [3]
 
 
 def test_age_counts_in_steps_across_a_roll_back() -> None:
     groups = book(ready(1, step=5), ReadyGroup(GroupId(2), "maze", Version(1, 4)))
-    assert ids(groups.claim(C1, {"maze": 1}, BOUND, Version(1, 5))) == [2]
+    assert ids(groups.claim(C1, {"maze": 1})) == [2]
 
 
 def test_a_task_without_a_part_in_the_batch_is_left_alone() -> None:
     groups = book(ready(1), ready(2, "math"))
-    assert ids(groups.claim(C1, {"maze": 1, "math": 0, "unknown": 0}, BOUND, V0)) == [1]
+    assert ids(groups.claim(C1, {"maze": 1, "math": 0, "unknown": 0})) == [1]
     assert ids(groups.ready()) == [2]
 
 
 def test_a_claim_is_whole_or_nothing() -> None:
     groups = book(ready(1), ready(2, "math"))
     with pytest.raises(InvariantBroken, match="claim 1 wants 2 groups of math, 1 are ready"):
-        groups.claim(C1, {"maze": 1, "math": 2}, BOUND, V0)
+        groups.claim(C1, {"maze": 1, "math": 2})
     with pytest.raises(InvariantBroken, match="claim 1 wants 1 groups of unknown, 0 are ready"):
-        groups.claim(C1, {"maze": 1, "unknown": 1}, BOUND, V0)
+        groups.claim(C1, {"maze": 1, "unknown": 1})
     assert ids(groups.ready()) == [1, 2]
     assert groups.claims() == []
 
 
-def test_nothing_stale_is_claimed_and_nothing_is_lost_by_trying() -> None:
-    groups = book(ready(1, step=1), ready(2, step=0), ready(3, step=1))
-    with pytest.raises(InvariantBroken, match=r"claim 1 would hold group 2 of v0\.0 at v0\.2"):
-        groups.claim(C1, {"maze": 3}, BOUND, Version(0, 2))
-    assert ids(groups.ready()) == [1, 2, 3]
-    assert groups.claims() == []
-    assert ids(groups.claim(C1, {"maze": 3}, BOUND, Version(0, 1))) == [2, 1, 3]
-
-
-def test_without_a_bound_at_the_claim_old_groups_are_claimed_too() -> None:
-    assert ids(book(ready(1)).claim(C1, {"maze": 1}, NO_BOUND, Version(0, 9))) == [1]
-
-
 def test_a_trained_claim_is_over() -> None:
     groups = book(ready(1), ready(2))
-    groups.claim(C1, {"maze": 2}, BOUND, V0)
+    groups.claim(C1, {"maze": 2})
     assert ids(groups.trained(C1)) == [1, 2]
     assert groups.claims() == []
     assert groups.ready() == []
@@ -131,19 +106,19 @@ def test_a_trained_claim_is_over() -> None:
 
 def test_a_returned_claim_puts_its_groups_back_where_they_were() -> None:
     groups = book(ready(1), ready(2), ready(3, "math"), ready(4))
-    groups.claim(C1, {"maze": 2, "math": 1}, BOUND, V0)
+    groups.claim(C1, {"maze": 2, "math": 1})
     groups.add(ready(5))
     groups.add(ready(6, "math"))
     assert ids(groups.returned(C1)) == [1, 2, 3]
     assert groups.claims() == []
-    assert ids(groups.claim(C2, {"maze": 4, "math": 2}, BOUND, V0)) == [1, 2, 4, 5, 3, 6]
+    assert ids(groups.claim(C2, {"maze": 4, "math": 2})) == [1, 2, 4, 5, 3, 6]
 
 
 @pytest.mark.parametrize("order", [(C1, C2), (C2, C1)])
 def test_claims_may_be_returned_in_any_order(order: tuple[ClaimId, ClaimId]) -> None:
     groups = book(ready(1), ready(2), ready(3))
-    groups.claim(C1, {"maze": 1}, BOUND, V0)
-    groups.claim(C2, {"maze": 1}, BOUND, V0)
+    groups.claim(C1, {"maze": 1})
+    groups.claim(C2, {"maze": 1})
     for claim in order:
         groups.returned(claim)
     assert ids(groups.ready()) == [1, 2, 3]
@@ -151,8 +126,8 @@ def test_claims_may_be_returned_in_any_order(order: tuple[ClaimId, ClaimId]) -> 
 
 def test_groups_that_left_are_forgotten() -> None:
     groups = book(ready(1), ready(2))
-    groups.remove(ready(1))
-    groups.claim(C1, {"maze": 1}, BOUND, V0)
+    groups.remove(GroupId(1))
+    groups.claim(C1, {"maze": 1})
     groups.trained(C1)
     assert groups._places == {}
 
@@ -177,9 +152,6 @@ class Histories(RuleBasedStateMachine):
         self.place: dict[int, str | ClaimId] = {}
         self.claims = 0
 
-    def now(self) -> Version:
-        return Version(0, self.served)
-
     def expected(self, task: str) -> list[ReadyGroup]:
         return [group for group in self.groups if group.task == task and self.place[group.id] == "ready"]
 
@@ -193,11 +165,6 @@ class Histories(RuleBasedStateMachine):
     @rule()
     def update(self) -> None:
         self.served += 1
-        for group in self.book.stale(BOUND, self.now()):
-            assert self.served - group.oldest.step > 1
-            self.book.remove(group)
-            self.place[group.id] = "stale"
-        assert self.book.stale(BOUND, self.now()) == []
 
     @precondition(lambda self: self.book.ready())
     @rule(data=st.data())
@@ -211,7 +178,7 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
         group = data.draw(st.sampled_from(self.book.ready()))
-        self.book.remove(group)
+        self.book.remove(group.id)
         self.place[group.id] = "dropped"
 
     @rule(data=st.data(), too_many=st.sampled_from([0, 0, 0, 1]))
@@ -223,11 +190,11 @@ class Histories(RuleBasedStateMachine):
         id = ClaimId(self.claims)
         by_age = {task: sorted(self.expected(task), key=lambda group: group.oldest.step) for task in need}
         wanted = [group for task, count in need.items() for group in by_age[task][:count]]
-        if len(wanted) < maze + math or any(BOUND.violated(self.now(), group.oldest) for group in wanted):
+        if len(wanted) < maze + math:
             with pytest.raises(InvariantBroken):
-                self.book.claim(id, need, BOUND, self.now())
+                self.book.claim(id, need)
             return
-        assert self.book.claim(id, need, BOUND, self.now()) == wanted
+        assert self.book.claim(id, need) == wanted
         for group in wanted:
             self.place[group.id] = id
 

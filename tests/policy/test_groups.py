@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from rollart.policy.groups import MAX_PROMPT_ATTEMPTS, GroupBook, OpenGroup, Ticket
+from rollart.policy.staleness import StalenessBound
 from rollart.types.errors import InvariantBroken
 from rollart.types.ids import GroupId, PromptId, TrajectoryId
 from rollart.types.trajectory import FAILURES, TRAINABLE, Outcome, Prompt, Purpose
@@ -15,6 +16,7 @@ from rollart.types.versions import Version
 
 V0, V1, V2 = Version(0, 0), Version(0, 1), Version(0, 2)
 G = GroupId(1)
+BOUND = StalenessBound(1, check_every_turn=True)
 
 
 def ticket(task: str = "maze", **history: int) -> Ticket:
@@ -24,7 +26,7 @@ def ticket(task: str = "maze", **history: int) -> Ticket:
 def book(size: int = 2, extra: int = 0, started: Sequence[int] = ()) -> GroupBook:
     """A book with the training group 1, and these of its members started."""
     made = GroupBook()
-    made.open(G, ticket(), Purpose.TRAIN, size=size, extra=extra)
+    made.open(G, ticket(), Purpose.TRAIN, size=size, extra=extra, bound=BOUND)
     for member in started:
         made.member_started(G, TrajectoryId(member))
     return made
@@ -61,19 +63,19 @@ def test_wanted_is_never_negative() -> None:
 
 def test_members_are_numbered_from_the_ticket_and_numbers_are_never_reused() -> None:
     groups = GroupBook()
-    groups.open(G, ticket(next_member=5), Purpose.TRAIN, size=2, extra=0)
+    groups.open(G, ticket(next_member=5), Purpose.TRAIN, size=2, extra=0, bound=BOUND)
     assert groups.member_started(G, TrajectoryId(1)) == 5
     end(groups, 1, Outcome.ENGINE_FAILED)
     assert groups.member_started(G, TrajectoryId(2)) == 6
     assert groups.member_started(G, TrajectoryId(3)) == 7
-    assert groups[G].requeued(failed=False).next_member == 8
+    assert groups[G].requeued(failed=False, stale=False).next_member == 8
 
 
 def test_the_oldest_group_of_a_task_that_is_short_comes_first() -> None:
     groups = GroupBook()
-    first = groups.open(GroupId(1), ticket(), Purpose.TRAIN, size=1, extra=0)
-    second = groups.open(GroupId(2), ticket(), Purpose.TRAIN, size=1, extra=0)
-    other = groups.open(GroupId(3), ticket("math"), Purpose.TRAIN, size=1, extra=0)
+    first = groups.open(GroupId(1), ticket(), Purpose.TRAIN, size=1, extra=0, bound=BOUND)
+    second = groups.open(GroupId(2), ticket(), Purpose.TRAIN, size=1, extra=0, bound=BOUND)
+    other = groups.open(GroupId(3), ticket("math"), Purpose.TRAIN, size=1, extra=0, bound=BOUND)
     assert groups.short_of_members("maze") is first
     groups.member_started(first.id, TrajectoryId(1))
     assert groups.short_of_members("maze") is second
@@ -85,7 +87,7 @@ def test_the_oldest_group_of_a_task_that_is_short_comes_first() -> None:
 
 def test_a_group_that_is_short_again_comes_before_later_ones() -> None:
     groups = book(size=1, started=[1])
-    groups.open(GroupId(2), ticket(), Purpose.TRAIN, size=1, extra=0)
+    groups.open(GroupId(2), ticket(), Purpose.TRAIN, size=1, extra=0, bound=BOUND)
     end(groups, 1, Outcome.ENV_FAILED)
     assert groups.short_of_members("maze") is groups[G]
 
@@ -124,13 +126,121 @@ def test_a_member_leaves_once() -> None:
         end(groups, 99)
 
 
-def test_a_group_is_complete_with_its_last_result_and_keeps_no_more() -> None:
+def test_a_group_is_complete_with_its_last_result_and_keeps_more_that_come() -> None:
     groups = book(size=2, extra=1, started=[1, 2, 3])
     assert not end(groups, 2).complete
     assert end(groups, 1).complete
+    groups.set_ready(G, True)
     group = end(groups, 3)
-    assert list(group.kept) == [2, 1], "in the order of their ends"
+    assert list(group.kept) == [2, 1, 3], "in the order of their ends"
     assert not group.failed
+
+
+def test_a_ready_group_starts_nobody() -> None:
+    groups = book(size=3, started=[1, 2])
+    end(groups, 1)
+    assert groups.short_of_members("maze") is groups[G]
+    groups.set_ready(G, True)
+    assert groups[G].wanted == 0
+    assert groups.short_of_members("maze") is None
+    groups.set_ready(G, False)
+    assert groups.short_of_members("maze") is groups[G]
+
+
+# --- the minimum ----------------------------------------------------------------------------------------------------
+
+
+def test_a_group_has_enough_with_its_minimum_of_members_that_are_not_masked() -> None:
+    groups = GroupBook()
+    groups.open(G, ticket(), Purpose.TRAIN, size=4, minimum=2, bound=BOUND)
+    for member in (1, 2, 3):
+        groups.member_started(G, TrajectoryId(member))
+    end(groups, 1)
+    assert not groups[G].enough
+    assert end(groups, 2).enough
+    groups.masked(G, TrajectoryId(1))
+    assert not groups[G].enough, "masked members are not trained"
+    assert end(groups, 3).enough
+
+
+def test_without_a_minimum_only_a_whole_group_is_enough() -> None:
+    groups = book(size=2, started=[1, 2])
+    assert not end(groups, 1).enough
+    assert end(groups, 2).enough
+
+
+# --- losses ---------------------------------------------------------------------------------------------------------
+
+
+def aged(started: dict[int, Version], ended: Sequence[int] = ()) -> GroupBook:
+    """A group of four with members of these first versions."""
+    groups = book(size=4, started=list(started))
+    for member, version in started.items():
+        groups.first_token(G, TrajectoryId(member), version)
+    for member in ended:
+        end(groups, member)
+    return groups
+
+
+def test_members_past_the_bound_are_listed_results_first() -> None:
+    groups = aged({1: V0, 2: V0, 3: V1}, ended=[2])
+    assert groups[G].past_bound(V1) == []
+    assert groups[G].past_bound(V2) == [2, 1]
+    groups.masked(G, TrajectoryId(1))
+    assert groups[G].past_bound(V2) == [2]
+
+
+def test_lost_members_make_room_for_new_ones_and_age_nobody() -> None:
+    groups = aged({1: V0, 2: V0, 3: V1, 4: V1}, ended=[2, 3])
+    groups.lose(G, groups[G].past_bound(V2))
+    assert list(groups[G].kept) == [3]
+    assert list(groups[G].running) == [1, 4], "one that runs leaves when it ends"
+    assert groups[G].oldest == V1
+    groups.first_token(G, TrajectoryId(1), V0)  # told again at the end of its turn
+    assert groups[G].oldest == V1
+    assert groups[G].wanted == 1
+    end(groups, 1, Outcome.STALE)
+    assert groups[G].wanted == 2
+    assert groups.short_of_members("maze") is groups[G]
+
+
+def test_losses_are_counted_over_all_groups_of_a_prompt() -> None:
+    groups = GroupBook()
+    group = groups.open(G, ticket(losses=1), Purpose.TRAIN, size=1, bound=BOUND)
+    assert group.losses == 1
+    groups.lose(G, [])
+    assert group.losses == 2
+    assert group.requeued(failed=False, stale=False).losses == 2
+    assert group.requeued(failed=False, stale=True).losses == 3
+
+
+def test_a_group_with_a_bound_of_its_own_keeps_its_place_until_it_is_in_overtime() -> None:
+    groups = book()
+    wider = StalenessBound(4, check_every_turn=True)
+    groups.grant(G, wider)
+    assert groups[G].own_bound
+    assert groups[G].bound == wider
+    assert groups.training("maze") == 1
+    groups.set_overtime(G)
+    groups.set_overtime(G)
+    assert groups.training("maze") == 0
+    groups.close(G)
+    assert groups.training("maze") == 0
+
+
+def test_a_group_that_is_put_back_has_its_results_and_nobody_running() -> None:
+    groups = book(size=2, extra=1, started=[1, 2, 3])
+    end(groups, 1)
+    end(groups, 2)
+    groups.set_ready(G, True)
+    taken = groups.close(G)
+    assert groups.training("maze") == 0
+    groups.put_back(taken)
+    assert groups[G].ready
+    assert list(groups[G].kept) == [1, 2]
+    assert not groups[G].running
+    assert groups.training("maze") == 1
+    assert groups.short_of_members("maze") is None
 
 
 @pytest.mark.parametrize("size", [1, 2, 8])
@@ -158,7 +268,8 @@ def test_a_group_is_as_old_as_its_oldest_member_running_or_kept() -> None:
     groups.first_token(G, TrajectoryId(3), V0)
     assert groups[G].oldest == V0
     end(groups, 3, Outcome.ENV_FAILED)
-    assert groups[G].oldest == V1, "who left does not"
+    assert groups[G].oldest == V1, "a member that left does not"
+    assert groups[G].oldest_kept == V1
 
 
 def test_masked_members_do_not_age_the_group() -> None:
@@ -203,7 +314,7 @@ def test_a_group_is_opened_once_and_closed_once() -> None:
     assert G in groups
     assert len(groups.groups()) == 1
     with pytest.raises(InvariantBroken, match="group 1 was opened twice"):
-        groups.open(G, ticket(), Purpose.TRAIN, size=1, extra=0)
+        groups.open(G, ticket(), Purpose.TRAIN, size=1, extra=0, bound=BOUND)
     opened = groups[G]
     assert groups.close(G) is opened
     assert G not in groups
@@ -222,9 +333,9 @@ def test_nobody_is_started_for_a_closed_group() -> None:
 
 def test_only_training_groups_count_for_admission() -> None:
     groups = book()
-    groups.open(GroupId(2), ticket(), Purpose.TRAIN, size=1, extra=0)
-    groups.open(GroupId(3), ticket(), Purpose.EVAL, size=1, extra=0)
-    groups.open(GroupId(4), ticket("math"), Purpose.TRAIN, size=1, extra=0)
+    groups.open(GroupId(2), ticket(), Purpose.TRAIN, size=1, extra=0, bound=BOUND)
+    groups.open(GroupId(3), ticket(), Purpose.EVAL, size=1, extra=0, bound=BOUND)
+    groups.open(GroupId(4), ticket("math"), Purpose.TRAIN, size=1, extra=0, bound=BOUND)
     assert (groups.training("maze"), groups.training("math"), groups.training("unknown")) == (2, 1, 0)
     groups.close(GroupId(3))
     assert groups.training("maze") == 2
@@ -234,7 +345,7 @@ def test_only_training_groups_count_for_admission() -> None:
 
 
 def test_a_group_knows_what_it_was_opened_for() -> None:
-    opened = GroupBook().open(GroupId(9), ticket("math", attempt=2), Purpose.EVAL, size=1, extra=3)
+    opened = GroupBook().open(GroupId(9), ticket("math", attempt=2), Purpose.EVAL, size=1, extra=3, bound=BOUND)
     assert (opened.id, opened.task, opened.purpose, opened.size, opened.extra) == (9, "math", Purpose.EVAL, 1, 3)
     assert opened.ticket.attempt == 2
 
@@ -243,9 +354,9 @@ def test_a_group_knows_what_it_was_opened_for() -> None:
 def test_a_requeued_prompt_keeps_its_history(failed: bool, failures: int) -> None:
     groups = GroupBook()
     before = ticket(attempt=3, failures=1, next_member=10)
-    group = groups.open(G, before, Purpose.TRAIN, size=2, extra=0)
+    group = groups.open(G, before, Purpose.TRAIN, size=2, extra=0, bound=BOUND)
     groups.member_started(G, TrajectoryId(1))
-    assert group.requeued(failed=failed) == Ticket(before.number, before.prompt, 4, failures, 11)
+    assert group.requeued(failed=failed, stale=False) == Ticket(before.number, before.prompt, 4, failures, 11)
 
 
 def test_a_new_prompt_has_no_history_and_may_fail_a_few_times() -> None:
@@ -284,13 +395,13 @@ class Histories(RuleBasedStateMachine):
     )
     def open(self, task: str, size: int, extra: int, purpose: Purpose) -> None:
         self.opened += 1
-        self.book.open(GroupId(self.opened), ticket(task), purpose, size=size, extra=extra)
+        self.book.open(GroupId(self.opened), ticket(task), purpose, size=size, extra=extra, bound=BOUND)
 
     @rule(task=st.sampled_from(["maze", "math"]))
     def start(self, task: str) -> None:
         group = self.book.short_of_members(task)
         short = [group for group in self.book.groups() if group.task == task and group.wanted and not group.complete]
-        assert group is (short[0] if short else None)
+        assert group is min(short, key=lambda group: group.id, default=None)
         if group is None:
             return
         self.started += 1
@@ -320,13 +431,39 @@ class Histories(RuleBasedStateMachine):
         if found is None:
             return
         group, id = found
-        kept, failed = len(group.kept), group.failed
+        failed = group.failed
         self.book.member_ended(group.id, id, outcome)
         self.left.add(id)
-        assert (id in group.kept) == (outcome in TRAINABLE and kept < group.size)
+        assert (id in group.kept) == (outcome in TRAINABLE)
         assert group.failed == failed + (outcome in FAILURES)
         with pytest.raises(InvariantBroken):
             self.book.member_ended(group.id, id, outcome)
+
+    @precondition(lambda self: self.book.groups())
+    @rule(data=st.data())
+    def change_readiness(self, data: st.DataObject) -> None:
+        group = data.draw(st.sampled_from(self.book.groups()))
+        self.book.set_ready(group.id, not group.ready)
+
+    @precondition(lambda self: self.book.groups())
+    @rule(data=st.data(), served=st.integers(3, 5))
+    def lose(self, data: st.DataObject, served: int) -> None:
+        group = data.draw(st.sampled_from(self.book.groups()))
+        members = group.past_bound(Version(0, served))
+        running = [id for id in members if id in group.running]
+        assert all(served - self.ages[id].step > 1 and id not in self.masks for id in members)
+        self.book.lose(group.id, members)
+        self.masks.update(running)
+        assert not set(members) & set(group.kept)
+        assert group.past_bound(Version(0, served)) == []
+
+    @precondition(lambda self: self.book.groups())
+    @rule(data=st.data())
+    def claim_and_return(self, data: st.DataObject) -> None:
+        group = data.draw(st.sampled_from(self.book.groups()))
+        taken = self.book.close(group.id)
+        self.left.update(taken.running)
+        self.book.put_back(taken)
 
     @precondition(lambda self: self.book.groups())
     @rule(data=st.data())
@@ -345,10 +482,10 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def groups_keep_to_their_size(self) -> None:
         for group in self.book.groups():
-            assert len(group.kept) <= group.size
-            assert group.complete == (len(group.kept) == group.size)
+            assert group.complete == (len(group.kept) >= group.size)
             assert 0 <= group.wanted <= group.size + group.extra
-            assert len(group.running) <= group.size + group.extra
+            assert not (group.ready and group.wanted)
+            assert len(group.running) + len(group.kept) <= group.size + group.extra
 
     @invariant()
     def the_oldest_unmasked_member_is_the_age(self) -> None:

@@ -153,7 +153,8 @@ def test_the_very_first_version_is_a_version() -> None:
 def test_a_prompt_that_is_queued_again_keeps_its_history(outcome: GroupOutcome, failures: int) -> None:
     events = [taken(0), opened(0, 0), started(0, 0, member=0), started(1, 0, member=1), over(0), over(1)]
     state = fold(*events, ended(0, outcome, requeued=True))
-    ticket = Ticket(0, prompt(0), attempt=1, failures=failures, next_member=2)
+    losses = int(outcome is GroupOutcome.STALE)
+    ticket = Ticket(0, prompt(0), attempt=1, failures=failures, next_member=2, losses=losses)
     assert state.waiting == (ticket,)
 
     lineage = Lineage(state)
@@ -161,7 +162,18 @@ def test_a_prompt_that_is_queued_again_keeps_its_history(outcome: GroupOutcome, 
     assert lineage.state().groups == (OpenGroupState(GroupId(1), Purpose.TRAIN, ticket, 2),), "member numbers go on"
     lineage.apply(started(2, 1, member=2))
     lineage.apply(ended(1, GroupOutcome.FAILED, requeued=True))
-    assert lineage.state().waiting == (Ticket(0, prompt(0), attempt=2, failures=failures + 1, next_member=3),)
+    again = Ticket(0, prompt(0), attempt=2, failures=failures + 1, next_member=3, losses=losses)
+    assert lineage.state().waiting == (again,)
+
+
+def test_losses_of_a_prompt_are_counted_with_its_groups_and_survive_a_snapshot() -> None:
+    lost = j.MembersLost(0.0, GroupId(0), (TrajectoryId(0),))
+    state = fold(taken(0), opened(0, 0), started(0, 0, member=0), lost)
+    assert state.groups[0].lost == 1
+    lineage = Lineage(state)
+    lineage.apply(lost)
+    lineage.apply(ended(0, GroupOutcome.STALE, requeued=True))
+    assert [ticket.losses for ticket in lineage.state().waiting] == [3]
 
 
 def test_a_prompt_that_is_queued_again_waits_behind_the_others() -> None:

@@ -18,6 +18,7 @@ from rollart.policy.liveness import (
     sync_bound_s,
 )
 from rollart.policy.shares import Redistributed, ShareBook, ShareRule, Unfillable
+from rollart.policy.staleness import StalenessBound
 from rollart.types.ids import GroupId, PromptId, TrajectoryId
 from rollart.types.trajectory import Outcome, Prompt, Purpose, Ticket
 
@@ -156,8 +157,9 @@ def test_no_task_makes_a_step_shorter_by_taking_longer(name: str, task: str, mor
 
 def test_a_held_out_group_is_hopeless_after_so_many_members_and_not_before() -> None:
     book = GroupBook()
+    bound = StalenessBound(1, check_every_turn=True)
     ticket = Ticket(-1, Prompt(id=PromptId("p"), task="maze", seed=0))
-    group = book.open(GroupId(0), ticket, Purpose.EVAL, size=1, extra=0)
+    group = book.open(GroupId(0), ticket, Purpose.EVAL, size=1, bound=bound)
     for attempt in range(EVAL_ATTEMPTS):
         assert not group.hopeless
         book.member_started(group.id, TrajectoryId(attempt))

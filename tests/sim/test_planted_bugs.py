@@ -13,6 +13,7 @@ from rollart.control.buffer import SampleBuffer
 from rollart.control.context import Context
 from rollart.control.environments import EnvironmentPool
 from rollart.control.episode import Episode
+from rollart.control.groups import Groups
 from rollart.control.proxy import LLMProxy
 from rollart.control.rollout import RolloutScheduler
 from rollart.control.waits import Waits
@@ -20,11 +21,13 @@ from rollart.policy import admission
 from rollart.policy.buffer import BufferBook
 from rollart.policy.groups import GroupBook, OpenGroup
 from rollart.policy.lineage import Lineage
+from rollart.policy.redundancy import RedundancyBook
 from rollart.policy.reward_queue import RewardQueue
 from rollart.policy.routing import Router
 from rollart.policy.shares import ShareBook
 from rollart.policy.staleness import StalenessBound
 from rollart.policy.sync import SyncBook
+from rollart.policy.tickets import TicketQueue
 from rollart.policy.watch import Wait
 from rollart.sim.crashes import run_world
 from rollart.sim.engine import SimEngine
@@ -33,7 +36,7 @@ from rollart.types.ids import WorkerId
 from rollart.types.journal import ShareRedistributed
 from rollart.types.messages import EnvironmentFailed, Observed
 from rollart.types.tokens import Segment
-from rollart.types.trajectory import Outcome
+from rollart.types.trajectory import Outcome, Purpose
 from rollart.types.versions import Version
 
 SEEDS = 500
@@ -173,15 +176,23 @@ def test_shares_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_roll_back_keeps_its_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def keep(self: SampleBuffer, step: int) -> None:
-        self.steps_claimed = step
+    def keep(real: Any) -> Any:
+        def roll_back(self: Groups, step: int, generating: Any) -> None:
+            ready = [group for group in self._book.groups() if group.ready]
+            for group in ready:
+                del self._book._groups[group.id]
+            real(self, step, generating)
+            for group in ready:
+                self._book._groups[group.id] = group
 
-    monkeypatch.setattr(SampleBuffer, "roll_back", keep)
+        return roll_back
+
+    patch(monkeypatch, Groups, "roll_back", keep)
     found({1, 2, 8})
 
 
 def test_a_roll_back_keeps_what_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RolloutScheduler, "roll_back", lambda self, step: self.buffer.roll_back(step))
+    monkeypatch.setattr(Groups, "roll_back", lambda self, step, _: setattr(self.buffer, "steps_claimed", step))
     found({1, 2, 4})
 
 
@@ -198,13 +209,13 @@ def test_an_epoch_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_prompt_that_waits_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     def forget(real: Any) -> Any:
-        def ended(self: RolloutScheduler, group: OpenGroup, outcome: Any, cause: str) -> None:
-            real(self, group, outcome, cause)
-            self._tickets[group.task].clear()
+        def ended(self: Groups, group: OpenGroup, outcome: Any, members: Any, cause: str) -> None:
+            real(self, group, outcome, members, cause)
+            self.tickets.clear()
 
         return ended
 
-    patch(monkeypatch, RolloutScheduler, "_group_untrained", forget)
+    patch(monkeypatch, Groups, "end", forget)
     found({1})
 
 
@@ -264,15 +275,81 @@ def test_engines_serve_what_they_have_not_staged(monkeypatch: pytest.MonkeyPatch
 
 def test_a_redundant_member_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def let_run(real: Any) -> Any:
-        def close(self: RolloutScheduler, group: OpenGroup, members: Outcome, cause: str) -> None:
-            running, group.running = group.running, {}
-            real(self, group, members, cause)
-            group.running = running
+        def stop(self: RolloutScheduler, trajectory: Any, outcome: Outcome, cause: str) -> None:
+            if outcome is not Outcome.REDUNDANT:
+                real(self, trajectory, outcome, cause)
 
-        return close
+        return stop
 
-    patch(monkeypatch, RolloutScheduler, "_close", let_run)
+    patch(monkeypatch, RolloutScheduler, "stop_episode", let_run)
     found({1, 2, 8})
+
+
+def test_a_prompt_that_was_lost_starves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits behind all others."""
+    monkeypatch.setattr(TicketQueue, "put", lambda self, ticket: self._queues[ticket.prompt.task][1].append(ticket))
+    found({1}, Mode.ROLLART)
+
+
+def test_a_prompt_that_was_lost_too_often_gets_no_bound_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Groups, "_starves", lambda *_: False)
+    found({1}, Mode.ROLLART)
+
+
+def test_a_group_is_trained_below_its_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OpenGroup, "enough", property(lambda self: bool(self.kept)))
+    found({3}, Mode.ROLLART)
+
+
+def test_a_group_is_trained_short_of_members_before_its_last_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hasty(_: Groups, group: OpenGroup) -> bool:
+        return group.purpose is Purpose.TRAIN and not group.ready and group.oldest_kept is not None
+
+    monkeypatch.setattr(Groups, "_last_chance", hasty)
+    found({3}, Mode.ROLLART)
+
+
+def test_redundancy_exceeds_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RedundancyBook, "extra", lambda self, _task: self._limit + 1)
+    found({3})
+
+
+def test_a_replaced_member_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is given up and replaced, but its group is trained with its tokens."""
+
+    def keep(real: Any) -> Any:
+        def replace(self: Groups, group: OpenGroup, id: Any) -> None:
+            self._kept[id] = trajectory = self._episodes.trajectory(id)
+            trajectory.reward = 0.0
+            real(self, group, id)
+            group.kept[id] = trajectory.first_version
+
+        return replace
+
+    patch(monkeypatch, Groups, "_replace", keep)
+    found({1}, Mode.ROLLART)
+
+
+def test_tokens_of_a_masked_member_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgetful(real: Any) -> Any:
+        def take(self: Groups, group: Any) -> Any:
+            claimed = real(self, group)
+            for trajectory in claimed.trajectories:
+                trajectory.masked = False
+            return claimed
+
+        return take
+
+    patch(monkeypatch, Groups, "take", forgetful)
+    found({1, 2}, Mode.ROLLART)
+
+
+def test_a_group_gives_up_members_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    def strict(self: StalenessBound, served: Version, first: Version | None) -> bool:
+        return first is not None and self.check_every_turn and served.step - first.step >= max(1, self.alpha)
+
+    monkeypatch.setattr(StalenessBound, "violated", strict)
+    found({2}, Mode.ROLLART)
 
 
 def test_a_hung_trainer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,14 +24,35 @@ Seconds = PositiveReal
 
 
 class BatchSettings(Strict):
-    """Composition of a training batch, which consists of whole groups."""
+    """Composition of a training batch: groups of trajectories of one prompt, which are compared with each other."""
 
     trajectories: Positive = 64
+    """Trajectories promised per batch. A group may be trained with fewer members, or more; see `min_group_size`."""
     group_size: Positive = 8
+    min_group_size: Positive | None = None
+    """Members with which a group is trained if it would otherwise exceed the staleness bound; default half of
+    `group_size`, at least 2. `group_size` itself means all or nothing."""
+    extra_members: NotNegative | Literal["auto"] | None = None
+    """Members started beyond `group_size`; those that finish before the batch is claimed are trained too.
+
+    `auto`: as many as pay for themselves, by the measured share of members that fail or straggle, per task. Default
+    `auto` in mode rollart, 0 in the others."""
+    max_extra_members: NotNegative | None = None
+    """Limit of `auto`; default a quarter of `group_size`, at least 1."""
     extra_groups: NotNegative = 0
     """Groups in flight beyond what a batch needs, per task. The first to finish are kept, a bias towards short ones."""
-    extra_members: NotNegative = 0
-    """Members started beyond `group_size`. The first to finish are kept, a bias towards short ones."""
+
+    @property
+    def minimum(self) -> int:
+        return (
+            min(self.group_size, max(2, -(-self.group_size // 2)))
+            if self.min_group_size is None
+            else (self.min_group_size)
+        )
+
+    @property
+    def extra_limit(self) -> int:
+        return max(1, self.group_size // 4) if self.max_extra_members is None else self.max_extra_members
 
 
 class TaskSettings(Strict):
@@ -51,7 +72,15 @@ class TaskSettings(Strict):
     max_context: Positive = 32768
     """Maximum length of a sequence in tokens; an episode that reaches it is truncated."""
     temperature: PositiveReal = 1.0
+    alpha: NotNegative | None = None
+    """Staleness bound of this task; the run's `alpha` by default."""
     stale: StaleTreatment = StaleTreatment.ABORT
+    """What happens to members past the bound: they end, or finish with their tokens masked."""
+    stale_retries: NotNegative = 2
+    """Losses to the staleness bound after which a prompt gets a bound of its own, `late_alpha`, so that slow prompts
+    are trained too."""
+    late_alpha: NotNegative | None = None
+    """Staleness bound of such prompts; default 4 (alpha + 1). A prompt that exceeds it is given up as failed."""
     reset_deadline_s: Seconds = 600.0
     step_deadline_s: Seconds = 120.0
     share_deadline_s: Seconds = 3600.0
@@ -188,6 +217,29 @@ class RunConfig(Strict):
         total = sum(shares.values())
         return {name: int(share / total * self.groups) for name, share in shares.items()}
 
+    def alpha_of(self, task: str) -> int:
+        """Staleness bound of a task."""
+        own = self.tasks[task].alpha
+        return self.alpha if own is None else own
+
+    def late_alpha_of(self, task: str) -> int:
+        """Staleness bound of a task's prompts that were lost too often."""
+        own = self.tasks[task].late_alpha
+        return 4 * (self.alpha_of(task) + 1) if own is None else own
+
+    @property
+    def automatic_extra(self) -> bool:
+        """Whether the number of extra members is measured."""
+        extra = self.batch.extra_members
+        return extra == "auto" or (extra is None and self.mode is Mode.ROLLART)
+
+    @property
+    def max_extra(self) -> int:
+        """Maximum number of extra members of a group."""
+        if self.automatic_extra:
+            return self.batch.extra_limit
+        return self.batch.extra_members if isinstance(self.batch.extra_members, int) else 0
+
     def hardware_classes(self) -> dict[str, None]:
         """Hardware classes of all pools, in order."""
         return {pool.hardware or name: None for name, pool in self.pools.items()}
@@ -228,6 +280,16 @@ class RunConfig(Strict):
                 "batch.trajectories",
                 f"{batch.trajectories} trajectories do not divide into groups of {batch.group_size}; "
                 f"use {low} or {low + batch.group_size}",
+            )
+        if not min(2, batch.group_size) <= batch.minimum <= batch.group_size:
+            raise ConfigError(
+                "batch.min_group_size",
+                f"{batch.minimum} is not between 2 and batch.group_size ({batch.group_size}): a group needs others to "
+                "be compared with, and is promised no more than its size",
+            )
+        if batch.max_extra_members is not None and not self.automatic_extra:
+            raise ConfigError(
+                "batch.max_extra_members", 'the number of extra members is fixed; set batch.extra_members = "auto"'
             )
         shares = self._shares()
         for name, share in shares.items():
@@ -296,6 +358,11 @@ class RunConfig(Strict):
                 f"tasks.{name}.max_turn_tokens",
                 f"one turn of {task.max_turn_tokens} tokens leaves no room in a context of {task.max_context}; "
                 "lower it or raise max_context",
+            )
+        if self.late_alpha_of(name) < self.alpha_of(name):
+            raise ConfigError(
+                f"tasks.{name}.late_alpha",
+                f"{task.late_alpha} is below the bound of {self.alpha_of(name)} that all its prompts have; raise it",
             )
         for key, (first, past) in (("prompts", task.prompts), ("eval_prompts", task.eval_prompts)):
             if not 0 <= first < past:

@@ -44,6 +44,7 @@ from rollart.control.buffer import Batch
 from rollart.control.context import Context
 from rollart.control.credit import samples
 from rollart.control.fleet import Fleet, WorkerSpec
+from rollart.control.groups import group_rules
 from rollart.control.proxy import LLMProxy
 from rollart.control.resume import cancel_in_flight, end_cancelled_groups
 from rollart.control.rollout import OnTrajectoryEnd, RolloutScheduler, ignore_trajectory
@@ -148,7 +149,9 @@ class Pipeline:
     async def _run(self) -> None:
         context, config = self._context, self._context.config
         if self._resumed:
-            context.record(RunResumed(context.now(), config.mode.value, config.alpha, step_bound_s(config)))
+            context.record(
+                RunResumed(context.now(), config.mode.value, config.alpha, step_bound_s(config), group_rules(config))
+            )
             cancel_in_flight(context)
         else:
             context.record(
@@ -162,6 +165,7 @@ class Pipeline:
                     config.batch.group_size,
                     config.batch.extra_groups,
                     step_bound_s(config),
+                    group_rules(config),
                 )
             )
         self._stalls.start()

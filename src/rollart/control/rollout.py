@@ -1,31 +1,30 @@
-"""The rollout scheduler: which trajectory starts when, and how its group ends.
+"""The rollout scheduler: which trajectory starts when.
 
-It starts as much as admission allows and environments can hold, per task, and replaces failed members. Every started
-trajectory and every opened group ends exactly once. Training and evaluation share the whole path.
+It starts as much as admission allows and environments can hold, per task, and replaces members that are missing. Every
+started trajectory ends exactly once; `control.groups` decides what becomes of groups. Training and evaluation share the
+whole path.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from rollart.control.buffer import SampleBuffer, beyond
 from rollart.control.context import Context
-from rollart.control.credit import has_no_signal, keeps_states
+from rollart.control.credit import keeps_states
 from rollart.control.environments import EnvironmentPool
 from rollart.control.episode import Episode, EpisodeServices, Stopped
 from rollart.control.evaluation import Evaluation
 from rollart.control.fleet import Fleet
 from rollart.control.gates import BarrierGate, RewardGate
+from rollart.control.groups import PAST_BOUND, Groups
 from rollart.control.proxy import LLMProxy
 from rollart.control.rewards import RewardDispatch
 from rollart.policy.admission import batches_in_the_making, groups_to_start
-from rollart.policy.groups import MAX_PROMPT_ATTEMPTS, GroupBook, OpenGroup
-from rollart.policy.staleness import StalenessBound
+from rollart.policy.groups import OpenGroup
 from rollart.ports.prompts import PromptSource
 from rollart.types.errors import RunError
-from rollart.types.ids import GroupId, TrajectoryId
-from rollart.types.journal import GroupEnded, GroupOpened, PromptTaken, TimeUse, TrajectoryEnded, TrajectoryStarted
-from rollart.types.trajectory import TRAINABLE, GroupOutcome, Outcome, Purpose, StaleTreatment, Ticket, Trajectory
+from rollart.types.ids import TrajectoryId
+from rollart.types.journal import PromptTaken, TimeUse, TrajectoryEnded, TrajectoryStarted
+from rollart.types.trajectory import TRAINABLE, Outcome, Purpose, Ticket, Trajectory
 from rollart.types.versions import Version
 
 OnTrajectoryEnd = Callable[[Trajectory, str], None]
@@ -37,7 +36,7 @@ def ignore_trajectory(trajectory: Trajectory, cause: str) -> None:
 
 
 class RolloutScheduler:
-    """See the module. It owns what only rollout uses, and observes it: environments, buffer, evaluation, episodes."""
+    """See the module. It owns what only rollout uses, and observes it: environments, groups, evaluation, episodes."""
 
     def __init__(
         self,
@@ -56,10 +55,10 @@ class RolloutScheduler:
         self._served = served
         self._prompts = prompts
         self._on_trajectory_end = on_trajectory_end
-        self._bound = StalenessBound(context.config.alpha, context.mode.check_every_turn)
         self._environments = EnvironmentPool(context, fleet, slot_freed=self.schedule)
-        self.buffer = SampleBuffer(context, self._bound, served, observer=self)
         self.evaluation = Evaluation(context, eval_prompts, episodes_waiting=self.schedule)
+        self._groups = Groups(context, served, self, self.evaluation)
+        self.buffer = self._groups.buffer
         self._reward_gate = RewardGate(context) if context.mode.reward_after_rollout else None
         self._services = EpisodeServices(
             context,
@@ -71,13 +70,9 @@ class RolloutScheduler:
             stop_tokens,
             owner=self,
         )
-        self._book = GroupBook()
-        self._tickets: dict[str, deque[Ticket]] = {task: deque() for task in context.config.tasks}
         self._episodes: dict[TrajectoryId, Episode] = {}
-        self._kept: dict[TrajectoryId, Trajectory] = {}
         state = context.lineage.state()
         self._next_trajectory = state.next_trajectory
-        self._next_group = state.next_group
         self._next_ticket_number = state.next_ticket
         for task, cursor in state.cursors.items():
             prompts[task].seek(cursor)
@@ -89,38 +84,24 @@ class RolloutScheduler:
 
     def start(self) -> None:
         """Begin, or continue after `halt`: first with the prompts that wait in the lineage, then with new ones."""
-        for queue in self._tickets.values():
-            queue.clear()
+        self._groups.tickets.clear()
         for ticket in self._context.lineage.state().waiting:
-            self._tickets[ticket.prompt.task].append(ticket)
+            self._groups.tickets.put(ticket)
         self._open = True
         self.schedule()
 
     def roll_back(self, step: int) -> None:
         """Cancel every group that has, or may still get, tokens of weights later than `step`."""
-        groups = self._book.groups()
-        served_later = bool(groups) and self._served().step > step
-        for group in groups:
-            running = [self._episodes[id].trajectory for id in group.running]
-            kept = [self._kept[id] for id in group.kept]
-            if any(beyond(trajectory, step) for trajectory in [*running, *kept]) or (
-                served_later and any(map(self._proxy.generating, running))
-            ):
-                self._end_group(group, GroupOutcome.CANCELLED, Outcome.CANCELLED, "rollback")
-        self.buffer.roll_back(step)
+        self._groups.roll_back(step, self._proxy.generating)
 
     def version_changed(self) -> None:
         """End or mask what the new version put past the staleness bound."""
-        for group in self._book.groups():
-            if group.purpose is Purpose.TRAIN and self._bound.violated(self._served(), group.oldest):
-                self._handle_stale(group)
-        self.buffer.evict_stale()
+        self._groups.version_changed()
         self.schedule()
 
     def trained(self, groups: Sequence[OpenGroup]) -> None:
         """Record the end of the trained groups of a claim."""
-        for group in groups:
-            self._record_group_end(group, GroupOutcome.TRAINED, requeued=False, cause="")
+        self._groups.trained(groups)
 
     def halt(self) -> None:
         """Start nothing more."""
@@ -142,9 +123,7 @@ class RolloutScheduler:
     def stop(self, cause: str) -> None:
         """Start nothing more and cancel everything that runs."""
         self.halt()
-        for group in self._book.groups():
-            self._end_group(group, GroupOutcome.CANCELLED, Outcome.CANCELLED, cause)
-        self.buffer.drop_all(GroupOutcome.CANCELLED, cause)
+        self._groups.cancel_all(cause)
 
     # Starting.
 
@@ -163,7 +142,7 @@ class RolloutScheduler:
             while self._environments.free(task) and self._start_one(task, allowed):
                 pass
         accounts = self._context.accounts
-        accounts.admission_open = any(allowed.values()) or any(map(self._book.short_of_members, allowed))
+        accounts.admission_open = any(allowed.values()) or any(map(self._groups.short_of_members, allowed))
         accounts.changed(self._context.now())
         self._set_idle_cause()
         if self._reward_gate is not None and not accounts.in_episode:
@@ -171,17 +150,17 @@ class RolloutScheduler:
 
     def _allowed(self) -> dict[str, int]:
         """Groups of each task that may be opened now."""
-        context = self._context
-        claims = self.buffer.steps_claimed
-        batches = batches_in_the_making(
-            context.mode, alpha=context.config.alpha, served=self._served().step, claims=claims
-        )
-        shares = self.buffer.shares
+        context, shares = self._context, self.buffer.shares
+        claims, served = self.buffer.steps_claimed, self._served().step
+        batches = {
+            task: batches_in_the_making(context.mode, alpha=context.config.alpha_of(task), served=served, claims=claims)
+            for task in context.config.tasks
+        }
         return groups_to_start(
-            batches=min(batches, context.config.steps - claims),
+            batches={task: min(count, context.config.steps - claims) for task, count in batches.items()},
             current=shares.need,
             usual=shares.usual(),
-            in_the_making={task: self._book.training(task) + self.buffer.ready(task) for task in context.config.tasks},
+            in_the_making={task: self._groups.in_the_making(task) for task in context.config.tasks},
             extra=context.config.batch.extra_groups,
         )
 
@@ -189,41 +168,31 @@ class RolloutScheduler:
         """Start one trajectory of a task: evaluation first, then groups short of members, then a new group."""
         ticket = self.evaluation.next(task)
         if ticket is not None:
-            self._start_member(self._open_group(ticket, Purpose.EVAL))
+            self._start_member(self._groups.open(ticket, Purpose.EVAL))
             return True
-        group = self._book.short_of_members(task)
+        group = self._groups.short_of_members(task)
         if group is None and allowed[task]:
             allowed[task] -= 1
-            group = self._open_group(self._next_ticket(task), Purpose.TRAIN)
+            group = self._groups.open(self._next_ticket(task), Purpose.TRAIN)
         if group is None:
             return False
         self._start_member(group)
         return True
 
     def _next_ticket(self, task: str) -> Ticket:
-        if self._tickets[task]:
-            return self._tickets[task].popleft()
+        waiting = self._groups.tickets.take(task)
+        if waiting is not None:
+            return waiting
         source = self._prompts[task]
         ticket = Ticket(self._next_ticket_number, source.next())
         self._next_ticket_number += 1
         self._context.record(PromptTaken(self._context.now(), ticket.number, ticket.prompt, source.cursor()))
         return ticket
 
-    def _open_group(self, ticket: Ticket, purpose: Purpose) -> OpenGroup:
-        id = GroupId(self._next_group)
-        self._next_group += 1
-        batch = self._context.config.batch
-        size, extra = (batch.group_size, batch.extra_members) if purpose is Purpose.TRAIN else (1, 0)
-        prompt = ticket.prompt
-        self._context.record(
-            GroupOpened(self._context.now(), id, prompt.task, prompt.id, purpose, ticket.number, ticket.attempt)
-        )
-        return self._book.open(id, ticket, purpose, size=size, extra=extra)
-
     def _start_member(self, group: OpenGroup) -> None:
         id = TrajectoryId(self._next_trajectory)
         self._next_trajectory += 1
-        member = self._book.member_started(group.id, id)
+        member = self._groups.member_started(group, id)
         trajectory = Trajectory(
             id=id,
             group=group.id,
@@ -246,22 +215,12 @@ class RolloutScheduler:
     # What episodes report.
 
     def first_token(self, trajectory: Trajectory, version: Version) -> None:
-        if trajectory.group in self._book:
-            self._book.first_token(trajectory.group, trajectory.id, version)
+        self._groups.first_token(trajectory, version)
 
     def check_bound(self, trajectory: Trajectory) -> None:
         """Past the bound a trajectory ends as stale, or continues with its tokens masked."""
-        if trajectory.purpose is Purpose.EVAL or trajectory.masked:
-            return
-        if self._bound.violated(self._served(), trajectory.first_version):
-            if self._context.config.tasks[trajectory.task].stale is StaleTreatment.ABORT:
-                raise Stopped(Outcome.STALE, "past the staleness bound")
-            self._mask(trajectory)
-
-    def _mask(self, trajectory: Trajectory) -> None:
-        trajectory.masked = True
-        if trajectory.group in self._book:
-            self._book.masked(trajectory.group, trajectory.id)
+        if self._groups.past_bound(trajectory):
+            raise Stopped(Outcome.STALE, PAST_BOUND)
 
     def episode_over(self, episode: Episode, fault: str | None) -> None:
         self._count_episode(episode.trajectory, -1)
@@ -290,111 +249,18 @@ class RolloutScheduler:
         self._on_trajectory_end(trajectory, cause)
         if outcome in TRAINABLE:
             self._environments.played(trajectory.task)
-        if trajectory.group in self._book:
-            self._member_ended(trajectory, outcome, cause)
+        self._groups.member_ended(trajectory, outcome, cause)
         if not self._episodes and self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
         self.schedule()
 
-    def _member_ended(self, trajectory: Trajectory, outcome: Outcome, cause: str) -> None:
-        group = self._book.member_ended(trajectory.group, trajectory.id, outcome)
-        if outcome in TRAINABLE:
-            self._kept[trajectory.id] = trajectory
-        if trajectory.masked:
-            self._book.masked(group.id, trajectory.id)
-        if outcome is Outcome.STALE:
-            self._end_group(group, GroupOutcome.STALE, Outcome.STALE, cause)
-        elif group.complete:
-            self._complete(group)
-        elif group.hopeless:
-            self._end_group(group, GroupOutcome.FAILED, Outcome.CANCELLED, f"{group.failed} members failed: {cause}")
+    # What groups ask for.
 
-    # What the buffer reports.
+    def stop_episode(self, trajectory: TrajectoryId, outcome: Outcome, cause: str) -> None:
+        self._episodes[trajectory].stop(outcome, cause)
 
-    def batch_claimed(self) -> None:
-        """Where rollout is drained at an update, whatever the batch did not need is redundant."""
-        if not self._context.mode.interrupt:
-            self.buffer.drop_all(GroupOutcome.REDUNDANT, "the batch is full")
-            for group in self._book.groups():
-                if group.purpose is Purpose.TRAIN:
-                    self._end_group(group, GroupOutcome.REDUNDANT, Outcome.REDUNDANT, "the batch is full")
-        self.schedule()
-
-    def shares_changed(self) -> None:
-        """Another task may start more groups."""
-        self.schedule()
-
-    def group_dropped(self, group: OpenGroup, outcome: GroupOutcome, cause: str) -> None:
-        """A ready group left the buffer untrained."""
-        self._group_untrained(group, outcome, cause)
-
-    # What becomes of groups.
-
-    def _complete(self, group: OpenGroup) -> None:
-        trajectories = [self._kept[id] for id in group.kept]
-        if group.purpose is Purpose.EVAL:
-            self.evaluation.scored(trajectories[0])
-            self._end_group(group, GroupOutcome.EVALUATED, Outcome.CANCELLED, "")
-            return
-        # Only kept members count: those still running are redundant from here on, however old they are.
-        firsts = [member.first_version for member in trajectories if not member.masked]
-        if not firsts or any(self._bound.violated(self._served(), first) for first in firsts):
-            self._end_group(group, GroupOutcome.STALE, Outcome.STALE, "past the staleness bound when complete")
-            return
-        if all(member.masked or member.first_version is None for member in trajectories):
-            self._end_group(group, GroupOutcome.FILTERED, Outcome.REDUNDANT, "no member sampled a token to train")
-            return
-        reason = self._refused(group.task, trajectories)
-        if reason is not None:
-            self._end_group(group, GroupOutcome.FILTERED, Outcome.REDUNDANT, reason)
-            return
-        self._close(group, Outcome.REDUNDANT, "its group is complete")
-        self.buffer.add(group, trajectories)
-
-    def _refused(self, task: str, trajectories: Sequence[Trajectory]) -> str | None:
-        """Reason to filter a complete group out, if there is one."""
-        if not self._context.config.algorithm.filter_zero_variance:
-            return None
-        reason = has_no_signal(trajectories)
-        return reason if reason is not None and self.buffer.shares.refuse(task) else None
-
-    def _handle_stale(self, group: OpenGroup) -> None:
-        """An open group whose oldest member is past the bound."""
-        if self._context.config.tasks[group.task].stale is StaleTreatment.ABORT:
-            self._end_group(group, GroupOutcome.STALE, Outcome.STALE, "past the staleness bound at an update")
-            return
-        for id, first in [*group.running.items(), *group.kept.items()]:
-            if self._bound.violated(self._served(), first):
-                self._mask(self._kept[id] if id in self._kept else self._episodes[id].trajectory)
-
-    def _end_group(self, group: OpenGroup, outcome: GroupOutcome, members: Outcome, cause: str) -> None:
-        """End a group without training it, and stop its running members."""
-        self._close(group, members, cause)
-        self._group_untrained(group, outcome, cause)
-
-    def _close(self, group: OpenGroup, members: Outcome, cause: str) -> None:
-        """Remove a group from the book and stop its running members."""
-        self._book.close(group.id)
-        for id in group.kept:
-            self._kept.pop(id, None)
-        for id in list(group.running):
-            self._episodes[id].stop(members, cause)
-
-    def _group_untrained(self, group: OpenGroup, outcome: GroupOutcome, cause: str) -> None:
-        """Record the end of an untrained group; its prompt is queued again unless it is spent."""
-        failed = outcome is GroupOutcome.FAILED
-        ticket = group.requeued(failed=failed)
-        spent = outcome in (GroupOutcome.FILTERED, GroupOutcome.EVALUATED) or group.purpose is Purpose.EVAL
-        requeued = not spent and ticket.failures < MAX_PROMPT_ATTEMPTS
-        if requeued:
-            self._tickets[group.task].append(ticket)
-        if group.purpose is Purpose.EVAL and outcome is not GroupOutcome.EVALUATED:
-            self.evaluation.failed(group.task)
-        self._record_group_end(group, outcome, requeued=requeued, cause=cause)
-        self.schedule()
-
-    def _record_group_end(self, group: OpenGroup, outcome: GroupOutcome, *, requeued: bool, cause: str) -> None:
-        self._context.record(GroupEnded(self._context.now(), group.id, outcome, requeued, cause))
+    def trajectory(self, id: TrajectoryId) -> Trajectory:
+        return self._episodes[id].trajectory
 
     # Accounts.
 

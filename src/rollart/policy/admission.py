@@ -31,7 +31,7 @@ def batches_in_the_making(mode: ModeSettings, *, alpha: int, served: int, claims
 
 def groups_to_start(
     *,
-    batches: int,
+    batches: Mapping[str, int],
     current: Mapping[str, int],
     usual: Mapping[str, int],
     in_the_making: Mapping[str, int],
@@ -39,12 +39,13 @@ def groups_to_start(
 ) -> dict[str, int]:
     """Number of groups of each task to open now.
 
-    `current` is what the next batch needs of each task (its share, or more if it fills in for another task), `usual`
-    what later batches need, and `in_the_making` the number of groups that are open or ready.
+    `batches` are those that may be in the making, `current` is what the next batch needs of each task (its share, or
+    more if it fills in for another task), `usual` what later batches need, and `in_the_making` the number of groups
+    that are open or ready.
     """
-    if batches <= 0:
-        return dict.fromkeys(usual, 0)
     return {
-        task: max(0, current[task] + (batches - 1) * share + extra - in_the_making.get(task, 0))
+        task: max(0, current[task] + (batches[task] - 1) * share + extra - in_the_making.get(task, 0))
+        if batches[task] > 0
+        else 0
         for task, share in usual.items()
     }

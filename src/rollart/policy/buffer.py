@@ -1,14 +1,13 @@
 """Ready groups and claims.
 
-A group enters when it is complete and accepted, and leaves in exactly one way: trained (its claim ended in a step),
-evicted as stale, or dropped (redundant, cancelled). A claim takes whole groups, oldest weights first because those go
-stale next. It ends in `trained` or `returned`; the latter puts its groups back in their old order.
+A group enters when it is ready, and leaves in exactly one way: trained (its claim ended in a step) or removed (stale,
+redundant, cancelled, or short of members again). A claim takes the groups with the oldest weights first, because those
+go stale next. It ends in `trained` or `returned`; the latter puts its groups back in their old order.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rollart.policy.staleness import StalenessBound
 from rollart.types.errors import InvariantBroken
 from rollart.types.ids import ClaimId, GroupId
 from rollart.types.versions import Version
@@ -16,7 +15,7 @@ from rollart.types.versions import Version
 
 @dataclass(frozen=True, slots=True)
 class ReadyGroup:
-    """A complete group. `oldest` is the first version of its oldest member that will be trained."""
+    """A ready group. `oldest` is the first version of its oldest member that will be trained."""
 
     id: GroupId
     task: str
@@ -48,20 +47,20 @@ class BufferBook:
         self._added += 1
         self._ready.setdefault(group.task, {})[group.id] = group
 
-    def stale(self, bound: StalenessBound, served: Version) -> list[ReadyGroup]:
-        """Groups too stale to be claimed at `served`."""
-        return [group for group in self.ready() if bound.violated(served, group.oldest)]
-
-    def remove(self, group: ReadyGroup) -> None:
-        """Remove a group that will not be trained."""
-        del self._ready[group.task][group.id]
-        del self._places[group.id]
+    def remove(self, group: GroupId) -> None:
+        """Remove a ready group that will not be claimed as it is."""
+        for groups in self._ready.values():
+            if group in groups:
+                del groups[group]
+                del self._places[group]
+                return
+        raise InvariantBroken(f"group {group} is not ready")
 
     def replace(self, group: ReadyGroup) -> None:
-        """Update a ready group in place (a member was masked)."""
+        """Update a ready group in place (a member joined or was masked)."""
         self._ready[group.task][group.id] = group
 
-    def claim(self, id: ClaimId, need: Mapping[str, int], bound: StalenessBound, served: Version) -> list[ReadyGroup]:
+    def claim(self, id: ClaimId, need: Mapping[str, int]) -> list[ReadyGroup]:
         """Claim a batch: for every task the groups with the oldest weights, ties in order of arrival."""
         taken: list[ReadyGroup] = []
         for task, count in need.items():
@@ -69,9 +68,6 @@ class BufferBook:
             if len(groups) < count:
                 raise InvariantBroken(f"claim {id} wants {count} groups of {task}, {len(groups)} are ready")
             taken.extend(groups)
-        for group in taken:
-            if bound.violated(served, group.oldest):
-                raise InvariantBroken(f"claim {id} would hold group {group.id} of {group.oldest} at {served}")
         for group in taken:
             del self._ready[group.task][group.id]
         self._claims[id] = taken

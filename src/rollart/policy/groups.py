@@ -1,16 +1,23 @@
-"""Open groups: which members to start, keep, replace and stop.
+"""Groups in the making: which members to start, keep, replace and stop.
 
-A group needs `size` members that end with a result. It starts `extra` more than that, replaces members that fail, and
-once `size` members have a result the rest are redundant. Every started member leaves exactly once, by `member_ended`;
-every opened group leaves the book exactly once, by `close`.
+A group is promised `size` members with a result, and starts `extra` more than that. It stays in the book until a batch
+claims it or it ends untrained. Every started member leaves `running` exactly once, by `member_ended`.
 
-    open ─ start … member_ended ─┬─ `complete`: enough results; its kept members go to the buffer ─┬─► close
-                                 ├─ `hopeless`: too many failed                                   ─┤
-                                 └─ stale, redundant, cancelled                                   ─┘
+    open ── member_started … member_ended ──┬─► ready ──────────────────► claimed: `close`
+      ▲                                     │     │ more results join until then
+      │                                     │     ▼
+      ├──────── members lost: `lose` ◄──────┴─────┘
+      └─► close: hopeless, filtered, stale, redundant, cancelled
+
+A group becomes ready with `size` results. At its last chance to be claimed within the staleness bound it becomes ready
+with `minimum` of them, because the next update would cost it those (see `control.groups`). Members past the bound are
+lost one by one: the group goes on with those that are left, and starts new ones.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from rollart.policy.staleness import StalenessBound
 from rollart.types.errors import InvariantBroken
 from rollart.types.ids import GroupId, TrajectoryId
 from rollart.types.trajectory import FAILURES, TRAINABLE, Outcome, Purpose, Ticket
@@ -22,7 +29,7 @@ MAX_PROMPT_ATTEMPTS = 3
 
 @dataclass(slots=True)
 class OpenGroup:
-    """A group in progress."""
+    """A group in the making."""
 
     id: GroupId
     task: str
@@ -30,6 +37,9 @@ class OpenGroup:
     ticket: Ticket
     size: int
     extra: int
+    minimum: int
+    """Members with trained tokens that it must have at its claim."""
+    bound: StalenessBound
     next_member: int
     running: dict[TrajectoryId, Version | None] = field(default_factory=dict)
     """Members started and not ended, with the version of their first token."""
@@ -37,39 +47,69 @@ class OpenGroup:
     """Members with a result, in the order in which they ended. Masked ones have no version: they do not age it."""
     masked: set[TrajectoryId] = field(default_factory=set)
     failed: int = 0
+    lost: int = 0
+    """Updates at which it lost members to the staleness bound."""
+    own_bound: bool = False
+    """Whether `bound` is wider than its task's, so that its prompt does not starve."""
+    overtime: bool = False
+    """Whether it has used more than the bound of its task; admission does not count it any more."""
+    ready: bool = False
 
     @property
     def wanted(self) -> int:
         """Number of members to start now."""
-        return max(0, self.size + self.extra - len(self.running) - len(self.kept))
+        return 0 if self.ready else max(0, self.size + self.extra - len(self.running) - len(self.kept))
 
     @property
     def oldest(self) -> Version | None:
         """First version of the oldest member; None while no member has a token."""
-        versions = [*filter(None, self.running.values()), *filter(None, self.kept.values())]
-        return min(versions, default=None)
+        return _oldest([*self.running.values(), *self.kept.values()])
+
+    @property
+    def oldest_kept(self) -> Version | None:
+        """First version of the oldest member with a result whose tokens will be trained."""
+        return _oldest(self.kept.values())
 
     @property
     def complete(self) -> bool:
         return len(self.kept) >= self.size
 
     @property
+    def enough(self) -> bool:
+        """Whether the minimum of its members can be trained. Masked ones do not count as trained."""
+        return sum(id not in self.masked for id in self.kept) >= self.minimum
+
+    @property
     def hopeless(self) -> bool:
         """Whether so many members failed that the prompt, not chance, must be to blame."""
         return self.failed > 2 * self.size + 2
 
-    def requeued(self, *, failed: bool) -> Ticket:
+    @property
+    def losses(self) -> int:
+        """Losses of its prompt to the staleness bound, those of earlier groups included."""
+        return self.ticket.losses + self.lost
+
+    def past_bound(self, served: Version) -> list[TrajectoryId]:
+        """Members past the staleness bound, those with a result first."""
+        members = [*self.kept.items(), *self.running.items()]
+        return [id for id, first in members if self.bound.violated(served, first)]
+
+    def requeued(self, *, failed: bool, stale: bool) -> Ticket:
         """The prompt's ticket for another group."""
-        return self.ticket.again(self.next_member, failed=failed)
+        return self.ticket.again(self.next_member, failed=failed, lost=self.lost + stale)
+
+
+def _oldest(versions: Iterable[Version | None]) -> Version | None:
+    return min(filter(None, versions), default=None)
 
 
 class GroupBook:
-    """All open groups, in the order in which they were opened."""
+    """All groups in the making, in the order in which they were opened."""
 
     def __init__(self) -> None:
         self._groups: dict[GroupId, OpenGroup] = {}
         self._short: dict[str, dict[GroupId, None]] = {}
-        self._open_by_task: dict[str, int] = {}
+        self._training: dict[str, int] = {}
 
     def __contains__(self, group: GroupId) -> bool:
         return group in self._groups
@@ -77,20 +117,44 @@ class GroupBook:
     def __getitem__(self, group: GroupId) -> OpenGroup:
         return self._groups[group]
 
+    def get(self, group: GroupId) -> OpenGroup | None:
+        return self._groups.get(group)
+
     def groups(self) -> list[OpenGroup]:
         return list(self._groups.values())
 
     def training(self, task: str) -> int:
-        """Open training groups of a task."""
-        return self._open_by_task.get(task, 0)
+        """Training groups of a task that admission counts: open or ready, without those in overtime."""
+        return self._training.get(task, 0)
 
-    def open(self, id: GroupId, ticket: Ticket, purpose: Purpose, *, size: int, extra: int) -> OpenGroup:
+    def open(
+        self,
+        id: GroupId,
+        ticket: Ticket,
+        purpose: Purpose,
+        *,
+        size: int,
+        bound: StalenessBound,
+        extra: int = 0,
+        minimum: int | None = None,
+        own_bound: bool = False,
+    ) -> OpenGroup:
+        """Open a group. `minimum` defaults to `size`."""
         if id in self._groups:
             raise InvariantBroken(f"group {id} was opened twice")
-        group = OpenGroup(id, ticket.prompt.task, purpose, ticket, size, extra, ticket.next_member)
-        self._groups[id] = group
-        self._count(group, +1)
-        self._note(group)
+        group = OpenGroup(
+            id,
+            ticket.prompt.task,
+            purpose,
+            ticket,
+            size,
+            extra,
+            size if minimum is None else minimum,
+            bound,
+            ticket.next_member,
+            own_bound=own_bound,
+        )
+        self._add(group)
         return group
 
     def short_of_members(self, task: str) -> OpenGroup | None:
@@ -124,24 +188,62 @@ class GroupBook:
                 members[trajectory] = None
 
     def member_ended(self, group: GroupId, trajectory: TrajectoryId, outcome: Outcome) -> OpenGroup:
-        """Record the end of a member; it is kept if it has a result and the group still needs one."""
+        """Record the end of a member; it is kept if it has a result."""
         entry = self._groups[group]
         if trajectory not in entry.running:
             raise InvariantBroken(f"trajectory {trajectory} of group {group} ended twice, or was never started")
         first = entry.running.pop(trajectory)
-        if outcome in TRAINABLE and not entry.complete:
+        if outcome in TRAINABLE:
             entry.kept[trajectory] = first
         elif outcome in FAILURES:
             entry.failed += 1
         self._note(entry)
         return entry
 
+    def lose(self, group: GroupId, members: Iterable[TrajectoryId]) -> None:
+        """Give up members that are past the staleness bound. Running ones do not age the group until they end."""
+        entry = self._groups[group]
+        entry.lost += 1
+        for id in members:
+            if id in entry.running:
+                self.masked(group, id)
+            else:
+                del entry.kept[id]
+        self._note(entry)
+
+    def set_ready(self, group: GroupId, ready: bool) -> None:
+        """A ready group starts no members; those that run may still join it."""
+        entry = self._groups[group]
+        entry.ready = ready
+        self._note(entry)
+
+    def grant(self, group: GroupId, bound: StalenessBound) -> None:
+        """Give a group a staleness bound of its own."""
+        entry = self._groups[group]
+        entry.bound, entry.own_bound = bound, True
+
+    def set_overtime(self, group: GroupId) -> None:
+        """A group has used more than the bound of its task: its place in the making is free for another. Idempotent."""
+        entry = self._groups[group]
+        self._count(entry, -1)
+        entry.overtime = True
+
     def close(self, group: GroupId) -> OpenGroup:
-        """Remove the group from the book. The caller cancels running members; no new ones are started."""
+        """Remove the group from the book. The caller stops running members; no new ones are started."""
         entry = self._groups.pop(group)
         self._short.get(entry.task, {}).pop(group, None)
         self._count(entry, -1)
         return entry
+
+    def put_back(self, group: OpenGroup) -> None:
+        """A claimed group whose claim was returned is ready again, with the results that it had."""
+        group.running.clear()
+        self._add(group)
+
+    def _add(self, group: OpenGroup) -> None:
+        self._groups[group.id] = group
+        self._count(group, +1)
+        self._note(group)
 
     def _note(self, group: OpenGroup) -> None:
         short = self._short.setdefault(group.task, {})
@@ -151,5 +253,5 @@ class GroupBook:
             short.pop(group.id, None)
 
     def _count(self, group: OpenGroup, change: int) -> None:
-        if group.purpose is Purpose.TRAIN:
-            self._open_by_task[group.task] = self._open_by_task.get(group.task, 0) + change
+        if group.purpose is Purpose.TRAIN and not group.overtime:
+            self._training[group.task] = self._training.get(group.task, 0) + change

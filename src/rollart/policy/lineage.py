@@ -42,6 +42,7 @@ class Lineage:
         self._handlers: dict[type, Callable[[Any], None]] = {
             j.PromptTaken: self._prompt_taken,
             j.GroupOpened: self._group_opened,
+            j.MembersLost: self._members_lost,
             j.GroupEnded: self._group_ended,
             j.TrajectoryStarted: self._trajectory_started,
             j.TurnEnded: self._turn_ended,
@@ -96,11 +97,19 @@ class Lineage:
         next_member = 0 if ticket is None else ticket.next_member
         self._groups[event.group] = OpenGroupState(event.group, event.purpose, ticket, next_member)
 
+    def _members_lost(self, event: j.MembersLost) -> None:
+        group = self._groups[event.group]
+        self._groups[event.group] = replace(group, lost=group.lost + 1)
+
     def _group_ended(self, event: j.GroupEnded) -> None:
         group = self._groups.pop(event.group)
         if group.ticket is None:
             return
-        again = group.ticket.again(group.next_member, failed=event.outcome is GroupOutcome.FAILED)
+        again = group.ticket.again(
+            group.next_member,
+            failed=event.outcome is GroupOutcome.FAILED,
+            lost=group.lost + (event.outcome is GroupOutcome.STALE),
+        )
         if event.outcome is GroupOutcome.TRAINED:
             if group.trained_step is None:
                 raise InvariantBroken(f"group {event.group} ended as trained without a step")

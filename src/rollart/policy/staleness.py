@@ -87,3 +87,12 @@ class StalenessBound(NamedTuple):
         if first is None:
             return False
         return steps_between(served, first) > self.alpha and self.check_every_turn
+
+    def claims_left(self, served: Version, first: Version | None) -> int | None:
+        """Number of claims, the next one included, that may still hold it; None if any may.
+
+        1 is its last chance: the update after the next claim puts it past the bound.
+        """
+        if first is None or not self.check_every_turn:
+            return None
+        return self.alpha - steps_between(served, first) + 1

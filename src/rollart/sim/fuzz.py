@@ -68,6 +68,7 @@ def make_world(seed: int, mode: Mode | None = None) -> World:
     drawn = list(Mode)[seed % len(Mode)]
     tables = _tables(dice, mode or drawn, seed) | {"algorithm": _algorithm(_Dice(mix(seed, stable_int("algorithm"))))}
     _congest(_Dice(mix(seed, stable_int("congestion"))), tables)
+    _straggle(_Dice(mix(seed, stable_int("stragglers"))), tables)
     if dice.chance(0.02):
         return _fatal_world(seed, tables)
     tasks, pools = list(tables["tasks"]), list(tables["pools"])
@@ -164,6 +165,28 @@ def _congest(dice: _Dice, tables: dict[str, Any]) -> None:
         tables["reward_workers"] = tables["sim"]["reward"]["slots"] = 1
         for task in tables["sim"]["tasks"].values():
             task["reward_s"]["median"] = dice.real(0.8, 2.0)
+
+
+def _straggle(dice: _Dice, tables: dict[str, Any]) -> None:
+    """Group minimum, redundancy and bounds per task; in some worlds environments straggle. Own dice again."""
+    batch = tables["batch"]
+    size = batch["group_size"]
+    if dice.chance(0.7):
+        batch["min_group_size"] = dice.whole(2, size)
+    if dice.chance(0.5):
+        batch["extra_members"] = "auto"
+        if dice.chance(0.5):
+            batch["max_extra_members"] = dice.whole(0, 2)
+    for name, task in tables["tasks"].items():
+        if dice.chance(0.3):
+            task["alpha"] = dice.whole(0, 3)
+        if dice.chance(0.5):
+            task["stale_retries"] = dice.whole(0, 2)
+        if dice.chance(0.3):
+            task["late_alpha"] = task.get("alpha", tables["alpha"]) + dice.whole(0, 4)
+        if dice.chance(0.3):
+            tail_s = dice.real(2.0, 9.0)
+            tables["sim"]["tasks"][name]["step_s"].update(tail_share=dice.real(0.005, 0.05), tail=tail_s)
 
 
 def _task(dice: _Dice, share: int, *, crowd: bool) -> dict[str, Any]:

@@ -77,7 +77,8 @@ def _edits(tables: Tables) -> Iterator[Edit]:
         yield partial(dict.update, **{key: value})
     yield partial(dict.update, algorithm={})
     yield lambda tables: tables["batch"].update(extra_groups=0)
-    yield lambda tables: tables["batch"].update(extra_members=0)
+    yield lambda tables: tables["batch"].update(extra_members=0, max_extra_members=None)
+    yield lambda tables: tables["batch"].update(min_group_size=None)
     yield from (partial(_at_most_steps, steps) for steps in range(1, tables["steps"]))
     yield from (partial(_one_engine, pool) for pool in tables["pools"])
     yield _fit_batch
@@ -119,6 +120,11 @@ def _no_failures(tables: Tables, task: str) -> None:
     tables["sim"]["tasks"][task].update(reset_failure=0.0, step_failure=0.0)
 
 
+def _usual_bounds(tables: Tables, task: str) -> None:
+    for key in ("alpha", "stale_retries", "late_alpha"):
+        tables["tasks"][task].pop(key, None)
+
+
 def _anywhere(tables: Tables, task: str) -> None:
     tables["tasks"][task]["hardware"] = None
 
@@ -135,4 +141,4 @@ def _constant_workload(tables: Tables, task: str) -> None:
             workload[name] = drawn["median"] if "median" in drawn else (drawn["low"] + drawn["high"]) / 2
 
 
-_TASK_EDITS = (_share_of_one, _no_failures, _anywhere, _patient, _constant_workload)
+_TASK_EDITS = (_share_of_one, _no_failures, _usual_bounds, _anywhere, _patient, _constant_workload)

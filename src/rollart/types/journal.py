@@ -27,6 +27,16 @@ class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False)
 # --- the run --------------------------------------------------------------------------------------------------------
 
 
+class GroupRules(msgspec.Struct, frozen=True, gc=False):
+    """What the run promises of its groups, by task where tasks may differ; see `config.schema`."""
+
+    min_size: int
+    max_extra: int
+    alpha: dict[str, int]
+    late_alpha: dict[str, int]
+    stale_retries: dict[str, int]
+
+
 class RunStarted(Event, frozen=True):
     name: str
     mode: str
@@ -37,6 +47,8 @@ class RunStarted(Event, frozen=True):
     extra_groups: int = 0
     step_bound_s: float = math.inf
     """Maximum duration of a step, or of the start of a trainer (`policy.liveness`)."""
+    rules: GroupRules | None = None
+    """None in journals of before groups could be trained with fewer members, or more."""
 
 
 class RunEnded(Event, frozen=True):
@@ -54,6 +66,7 @@ class RunResumed(Event, frozen=True):
     mode: str
     alpha: int
     step_bound_s: float = math.inf
+    rules: GroupRules | None = None
 
 
 class EpochStarted(Event, frozen=True):
@@ -180,6 +193,8 @@ class GroupOpened(Event, frozen=True):
     purpose: Purpose
     ticket: int
     attempt: int
+    alpha: int | None = None
+    """Staleness bound of its own, after too many losses of its prompt; None = its task's."""
 
 
 class TrajectoryStarted(Event, frozen=True):
@@ -239,6 +254,15 @@ class TrajectoryEnded(Event, frozen=True):
     """How it failed, if `outcome` is a failure."""
 
 
+class MembersLost(Event, frozen=True):
+    """A group lost members to the staleness bound and goes on with the others. Running ones end as stale."""
+
+    group: GroupId
+    trajectories: tuple[TrajectoryId, ...]
+    alpha: int | None = None
+    """Staleness bound of its own from here on, after too many losses of its prompt."""
+
+
 class GroupEnded(Event, frozen=True):
     group: GroupId
     outcome: GroupOutcome
@@ -264,6 +288,17 @@ class BatchClaimed(Event, frozen=True):
     masked: tuple[TrajectoryId, ...] = ()
     rewards: dict[str, float] = {}
     """Mean reward per task."""
+
+
+class RedundancyChanged(Event, frozen=True):
+    """Groups of a task that are opened from here on start this number of members more than promised."""
+
+    task: str
+    extra: int
+    missing: float
+    """Share of its members that failed or were late."""
+    short: float
+    """Share of its groups that would be short of results without extra members."""
 
 
 class StepTrained(Event, frozen=True):
@@ -357,7 +392,9 @@ JournalEvent = (
     | TurnAborted
     | RewardArrived
     | TrajectoryEnded
+    | MembersLost
     | GroupEnded
+    | RedundancyChanged
     | BatchClaimed
     | StepTrained
     | ClaimReturned

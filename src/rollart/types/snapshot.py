@@ -18,6 +18,8 @@ class OpenGroupState(msgspec.Struct, frozen=True):
     next_member: int
     trained_step: int | None = None
     """Step that its claim ended in, while its own end is not written yet."""
+    lost: int = 0
+    """Updates at which it lost members to the staleness bound."""
 
 
 class OpenTrajectory(msgspec.Struct):

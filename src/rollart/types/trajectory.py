@@ -28,7 +28,7 @@ class Outcome(enum.Enum):
     TRUNCATED = "truncated"
     """The agent reached one of its own limits (turns, tokens, its sandbox); a result like any other."""
     STALE = "stale"
-    """It exceeded the staleness bound."""
+    """It exceeded the staleness bound, or was replaced because it would have."""
     REDUNDANT = "redundant"
     """Enough others finished first."""
     ENV_FAILED = "env_failed"
@@ -57,9 +57,10 @@ class GroupOutcome(enum.Enum):
     REDUNDANT = "redundant"
     """Enough other groups finished first. Its prompt is requeued."""
     STALE = "stale"
-    """Its oldest member exceeded the staleness bound. Its prompt is requeued."""
+    """Its members exceeded the staleness bound. Its prompt is requeued, ahead of others."""
     FAILED = "failed"
-    """Too many of its members failed. Its prompt is requeued a few times, then set aside."""
+    """Too many of its members failed, or it exceeded a staleness bound of its own. Its prompt is requeued a few times
+    in the first case, then set aside."""
     CANCELLED = "cancelled"
     """The run ended or was rolled back. Its prompt is requeued."""
     EVALUATED = "evaluated"
@@ -70,7 +71,7 @@ class StaleTreatment(enum.Enum):
     """What happens to a trajectory past the staleness bound."""
 
     ABORT = "abort"
-    """It ends as `stale`, and its group with it."""
+    """It ends as `stale`. Its group goes on with the others, if any are left."""
     MASK = "mask"
     """It finishes; its tokens are not trained, its reward stays in the group's baseline."""
 
@@ -95,10 +96,14 @@ class Ticket(msgspec.Struct, frozen=True):
     attempt: int = 0
     failures: int = 0
     next_member: int = 0
+    losses: int = 0
+    """Updates at which its groups lost members to the staleness bound. A prompt with losses goes first."""
 
-    def again(self, next_member: int, *, failed: bool) -> "Ticket":
+    def again(self, next_member: int, *, failed: bool, lost: int = 0) -> "Ticket":
         """The ticket after a group of this prompt was not trained."""
-        return Ticket(self.number, self.prompt, self.attempt + 1, self.failures + int(failed), next_member)
+        return Ticket(
+            self.number, self.prompt, self.attempt + 1, self.failures + int(failed), next_member, self.losses + lost
+        )
 
 
 STATE_BYTES = 8

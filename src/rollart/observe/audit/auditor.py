@@ -87,7 +87,7 @@ CHECKS: dict[type, tuple[Check, ...]] = {
     # groups and trajectories
     j.PromptTaken: (prompts.prompt_taken,),
     j.GroupOpened: (conservation.group_opened, prompts.group_opened, admission.group_opened),
-    j.TrajectoryStarted: (conservation.trajectory_started,),
+    j.TrajectoryStarted: (conservation.trajectory_started, shares.trajectory_started),
     j.Placed: (versions.placed,),
     j.TurnEnded: (conservation.turn_of_a_running_trajectory, tokens.turn_ended, versions.turn_ended),
     j.RewardArrived: (conservation.reward_arrived,),
@@ -95,8 +95,10 @@ CHECKS: dict[type, tuple[Check, ...]] = {
         conservation.trajectory_ends_once,
         tokens.trajectory_ended,
         versions.trajectory_ended,
+        staleness.trajectory_ended,
         conservation.trajectory_ended,
     ),
+    j.MembersLost: (conservation.members_lost, staleness.members_lost, admission.members_lost, prompts.members_lost),
     j.GroupEnded: (
         conservation.group_is_open,
         admission.group_ended,

@@ -5,7 +5,7 @@ Checked by following each of them from its first event to its last:
 - Groups and trajectories are numbered without gaps. A trajectory belongs to an open group.
 - A trajectory takes turns and a reward only while it runs, and ends once. A result (completed, truncated) ends with the
   reward that arrived for it; a failure has no reward.
-- A claim takes groups that are ready, and of each the first results. It ends in a step or is returned.
+- A claim takes groups that are ready, and of each all results that were not lost. It ends in a step or is returned.
 - A group ends as trained exactly if a step trained it, and never while it is claimed.
 - When the run has ended, nothing is open.
 """
@@ -53,6 +53,20 @@ def group_ended(state: AuditState, event: j.GroupEnded) -> None:
     for id in state.groups.pop(event.group).members:
         if id in state.trajectories and state.trajectories[id].ended:
             del state.trajectories[id]
+
+
+def members_lost(state: AuditState, event: j.MembersLost) -> bool:
+    """Lost members are no results any more. Skip the other checks where no such group is open."""
+    group = state.groups.get(event.group)
+    if group is None or group.claim is not None:
+        state.wrong(1, f"group {event.group} lost members, but it is not in the making")
+        return True
+    for id in event.trajectories:
+        if id not in group.members or id in group.lost:
+            state.wrong(1, f"group {event.group} lost trajectory {id}, which is not a member, or was lost before")
+    group.results = [id for id in group.results if id not in event.trajectories]
+    group.lost.extend(event.trajectories)
+    return False
 
 
 # --- trajectories ---------------------------------------------------------------------------------------------------
@@ -103,6 +117,7 @@ def trajectory_ends_once(state: AuditState, event: j.TrajectoryEnded) -> bool:
 def trajectory_ended(state: AuditState, event: j.TrajectoryEnded) -> None:
     """Results have the reward that arrived, failures have none."""
     trajectory = state.trajectories[event.trajectory]
+    trajectory.masked = event.masked
     result = event.outcome in TRAINABLE
     if result and (event.reward is None or event.reward != trajectory.reward):
         state.wrong(1, f"trajectory {event.trajectory} ended with {event.reward}; its reward was {trajectory.reward}")
@@ -112,6 +127,8 @@ def trajectory_ended(state: AuditState, event: j.TrajectoryEnded) -> None:
     if group is None:
         del state.trajectories[event.trajectory]
     elif result:
+        if event.trajectory in group.lost:
+            state.wrong(1, f"trajectory {event.trajectory} was lost to its group and ended with a result")
         group.results.append(event.trajectory)
 
 
@@ -125,15 +142,19 @@ def claim_made(state: AuditState, event: j.BatchClaimed) -> None:
 
 
 def claim_takes_groups(state: AuditState, event: j.BatchClaimed) -> None:
-    """The groups were ready, and the batch holds the first results of each."""
+    """The groups were ready, and the batch holds all results of each."""
     took = state.claims[event.claim].took
     for id in event.groups:
         if _take_group(state, event, id):
             took.append(id)
-    size = state.run.group_size if state.run is not None else 0
-    # One more than the group needs may have ended before it could be stopped; the first ones count.
-    if [id for group in took for id in state.groups[group].results[:size]] != list(event.trajectories):
-        state.wrong(1, f"claim {event.claim} does not hold exactly the first results of its groups")
+    # In journals without rules, one more than the group needs may have ended before it could be stopped.
+    most = state.run.group_size if state.run is not None and state.run.rules is None else None
+    if [id for group in took for id in state.groups[group].results[:most]] != list(event.trajectories):
+        state.wrong(1, f"claim {event.claim} does not hold exactly the results of its groups")
+    masked = set(event.masked)
+    for member in event.trajectories:
+        if member in state.trajectories and state.trajectories[member].masked and member not in masked:
+            state.wrong(1, f"claim {event.claim} trains tokens of trajectory {member}, which are masked")
 
 
 def _take_group(state: AuditState, event: j.BatchClaimed, id: GroupId) -> bool:

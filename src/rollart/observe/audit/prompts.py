@@ -9,10 +9,17 @@ Every prompt that is taken from its source has a ticket, numbered without gaps:
 
 Checked: a new prompt is taken only while none of its task waits; a group is opened for a waiting ticket; the outcome of
 the group and `requeued` agree; at the end of the run no ticket is open.
+
+No prompt starves. A loss is an update at which a group of the prompt lost members to the staleness bound, or ended as
+stale. Checked: a prompt with losses goes before others of its task; after `stale_retries` losses its group has the
+bound `late_alpha`, and never before; under that bound there are no more losses, so a prompt has at most that many; one
+that is given up has a cause.
 """
 
-from rollart.observe.audit.state import AuditState
+from rollart.config.modes import MODES, Mode
+from rollart.observe.audit.state import AuditState, GroupState
 from rollart.types import journal as j
+from rollart.types.ids import GroupId
 from rollart.types.trajectory import GroupOutcome, Purpose
 
 WAITING, OPEN, TRAINED, SETTLED = "waiting", "open", "trained", "settled"
@@ -35,8 +42,39 @@ def group_opened(state: AuditState, event: j.GroupOpened) -> None:
     found = state.tickets.get(event.ticket, SETTLED)
     if found != WAITING:
         state.wrong(1, f"group {event.group} was opened for ticket {event.ticket}, which is {found}")
-    if found != SETTLED:
-        move(state, event.ticket, OPEN)
+    if found == SETTLED:
+        return
+    lost = state.losses.get(event.ticket, 0)
+    if not lost and state.lost_waiting.get(event.task):
+        state.wrong(1, f"group {event.group} was opened while a prompt of {event.task} with losses waits: passed over")
+    move(state, event.ticket, OPEN)
+    state.groups[event.group].alpha = event.alpha
+    _own_bound(state, event.task, event.group, event.alpha, lost)
+
+
+def members_lost(state: AuditState, event: j.MembersLost) -> None:
+    group = state.groups[event.group]
+    _count_loss(state, group)
+    if event.alpha is not None:
+        group.alpha = event.alpha
+    _own_bound(state, group.opened.task, group.id, group.alpha, state.losses.get(group.opened.ticket, 0))
+
+
+def _count_loss(state: AuditState, group: GroupState) -> None:
+    if group.alpha is not None:
+        state.wrong(1, f"group {group.id} lost members under a bound of its own: its prompt starves")
+    ticket = group.opened.ticket
+    state.losses[ticket] = state.losses.get(ticket, 0) + 1
+
+
+def _own_bound(state: AuditState, task: str, group: GroupId, alpha: int | None, losses: int) -> None:
+    """A bound of its own comes with the configured number of losses, and is the configured one."""
+    rules = None if state.run is None else state.run.rules
+    if rules is None or state.run is None or not MODES[Mode(state.run.mode)].check_every_turn:
+        return
+    due = rules.late_alpha[task] if losses >= rules.stale_retries[task] else None
+    if alpha != due:
+        state.wrong(1, f"group {group} has the bound {alpha} of its own after {losses} losses; it should be {due}")
 
 
 def group_ended(state: AuditState, event: j.GroupEnded) -> None:
@@ -46,6 +84,10 @@ def group_ended(state: AuditState, event: j.GroupEnded) -> None:
             state.wrong(1, f"evaluation group {group.id} ended as {event.outcome.value}, requeued {event.requeued}")
         return
     ticket = group.opened.ticket
+    if event.outcome is GroupOutcome.STALE:
+        _count_loss(state, group)
+    if event.outcome is GroupOutcome.FAILED and not event.cause:
+        state.wrong(1, f"group {group.id} failed without a cause")
     if event.requeued and event.outcome in (GroupOutcome.TRAINED, GroupOutcome.FILTERED):
         state.wrong(1, f"group {group.id} ended as {event.outcome.value} and its prompt was queued again")
     if event.outcome is GroupOutcome.TRAINED:
@@ -71,7 +113,10 @@ def move(state: AuditState, ticket: int, to: str) -> None:
         return  # of a ticket that was never taken, which has been reported
     change = (to == WAITING) - (state.tickets.get(ticket) == WAITING)
     state.waiting[task] = state.waiting.get(task, 0) + change
+    if state.losses.get(ticket):
+        state.lost_waiting[task] = state.lost_waiting.get(task, 0) + change
     if to == SETTLED:
+        state.losses.pop(ticket, None)
         state.tickets.pop(ticket, None)
         del state.tasks[ticket]
     else:

@@ -4,6 +4,8 @@ Checked: `RunStarted` comes once; the incarnation in a worker's id (`engine/fast
 because the control plane found an invariant broken. A resumed run has a new controller, which starts workers anew.
 """
 
+import msgspec
+
 from rollart.observe.audit.state import AuditState
 from rollart.types import journal as j
 from rollart.types.failures import StopReason
@@ -16,7 +18,10 @@ def run_started(state: AuditState, event: j.RunStarted) -> None:
     state.run = event
 
 
-def run_resumed(state: AuditState, event: j.RunResumed) -> None:  # noqa: ARG001
+def run_resumed(state: AuditState, event: j.RunResumed) -> None:
+    """The new controller may make other promises, if a newer version resumes an old run."""
+    if state.run is not None:
+        state.run = msgspec.structs.replace(state.run, rules=event.rules)
     state.ended = None
     state.roles.clear()
     state.incarnations.clear()

@@ -1,14 +1,23 @@
-"""Rule 3, shares: a batch holds whole groups, of every task the configured number unless a redistribution was recorded.
+"""Rule 3, shares: a batch holds of every task the configured number of groups, of every group what was promised.
 
-Checked at every claim: the number of groups by task against `RunStarted.groups_per_batch` as changed by the
-`ShareRedistributed` of that step, and the number of trajectories against the group size. A redistribution gives away
-as many groups as others take over. It is void after a roll-back or a resume.
+Checked at every claim: the number of groups by task against `RunStarted.groups_per_batch` as changed by any
+`ShareRedistributed` of that step. A redistribution gives away as many groups as others take over. It is void after a
+roll-back or a resume.
+
+Of a group, checked at every claim and every start of a member (`GroupRules`):
+
+- It has its full size, or it is at its last chance: the next update would put its oldest member past the bound.
+- Its members whose tokens are trained are no fewer than the minimum.
+- It never has more members, running or with a result, than its size and the limit of extra ones.
 """
 
 from collections import Counter
 
-from rollart.observe.audit.state import AuditState
+from rollart.config.modes import MODES, Mode
+from rollart.observe.audit import staleness
+from rollart.observe.audit.state import AuditState, GroupState
 from rollart.types import journal as j
+from rollart.types.trajectory import Purpose
 
 
 def share_redistributed(state: AuditState, event: j.ShareRedistributed) -> None:
@@ -28,8 +37,36 @@ def batch_claimed(state: AuditState, event: j.BatchClaimed) -> None:
     got = Counter(group.opened.task for group in state.groups_taken(event.claim))
     if {task: count for task, count in wanted.items() if count} != dict(got):
         state.wrong(3, f"claim {event.claim} holds {dict(got)} groups instead of {dict(wanted)}")
-    if len(event.trajectories) != len(event.groups) * run.group_size:
+    if run.rules is not None:
+        for group in state.groups_taken(event.claim):
+            _promises(state, event, run, run.rules, group)
+    elif len(event.trajectories) != len(event.groups) * run.group_size:
         state.wrong(3, f"claim {event.claim} holds {len(event.trajectories)} trajectories: groups are not whole")
+
+
+def _promises(
+    state: AuditState, event: j.BatchClaimed, run: j.RunStarted, rules: j.GroupRules, group: GroupState
+) -> None:
+    masked = set(event.masked)
+    trained = [state.trajectories[id] for id in group.results if id not in masked]
+    if len(trained) < rules.min_size:
+        state.wrong(3, f"claim {event.claim} trains {len(trained)} members of group {group.id}: below the minimum")
+    if len(group.results) < run.group_size:
+        oldest = min((member.first for member in trained if member.first is not None), default=None)
+        mode = MODES[Mode(run.mode)]
+        may = mode.check_every_turn and mode.interrupt and oldest is not None
+        if not may or oldest is None or event.served.step - oldest.step < staleness.alpha_of(run, group):
+            state.wrong(3, f"claim {event.claim} takes group {group.id} short of members before its last chance")
+
+
+def trajectory_started(state: AuditState, event: j.TrajectoryStarted) -> None:
+    run, group = state.run, state.groups.get(event.group)
+    if run is None or run.rules is None or group is None:
+        return
+    running = sum(not state.trajectories[id].ended for id in group.members if id in state.trajectories)
+    size = run.group_size + run.rules.max_extra if group.opened.purpose is Purpose.TRAIN else 1
+    if running + len(group.results) > size:
+        state.wrong(3, f"group {group.id} has {running + len(group.results)} members, at most {size} may be")
 
 
 def forget_redistributions(state: AuditState, event: j.RunResumed | j.RolledBack) -> None:  # noqa: ARG001

@@ -45,6 +45,7 @@ class TrajectoryState(msgspec.Struct, array_like=True):
     """The oldest version of those engines when the trajectory was placed there: no token to come is older."""
     reward: float | None = None
     ended: bool = False
+    masked: bool = False
 
 
 class GroupState(msgspec.Struct, array_like=True):
@@ -53,10 +54,14 @@ class GroupState(msgspec.Struct, array_like=True):
     opened: j.GroupOpened
     members: list[TrajectoryId] = []
     results: list[TrajectoryId] = []
-    """Members that ended with a result, in that order."""
+    """Members that ended with a result and were not lost, in that order."""
     claim: ClaimId | None = None
     trained: int | None = None
     """The step that it was trained in."""
+    alpha: int | None = None
+    """A staleness bound of its own."""
+    lost: list[TrajectoryId] = []
+    """Members that it lost to the staleness bound."""
 
     @property
     def id(self) -> GroupId:
@@ -116,6 +121,10 @@ class AuditState(msgspec.Struct, kw_only=True):
     """Task of every ticket that is not settled."""
     waiting: dict[str, int] = {}
     """Number of waiting tickets by task."""
+    losses: dict[int, int] = {}
+    """Tickets that lost members to the staleness bound, and how often."""
+    lost_waiting: dict[str, int] = {}
+    """Number of waiting tickets with losses, by task."""
 
     # lineage
     step: int = 0
