@@ -186,7 +186,7 @@ def test_the_committed_work_is_what_the_command_says() -> None:
         assert task.inject == (Injection(latency_ms=50.0, sigma=1.0, hang_share=0.01, hang_s=5.0),)
         assert min(task.reset_deadline_s, task.step_deadline_s) >= 30.0
         assert (config.batch.trajectories, config.batch.group_size) == (64, 8)
-        assert config.batch.extra_groups == config.batch.extra_members == 0
+        assert (config.batch.extra_groups, config.batch.extra_members) == (0, None)
         assert config.steps % config.checkpoint_every == 0 == configs[SYNC].steps % config.checkpoint_every
         assert config.steps >= configs[SYNC].steps
         assert config.keep_checkpoints * config.checkpoint_every >= config.steps

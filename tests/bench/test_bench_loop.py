@@ -226,7 +226,6 @@ WORK_OF_A_TEST: dict[str, Any] = {
 def test_two_bad_environments_for_real(tmp_path: Path) -> None:
     figures = Bench(WORK_OF_A_TEST, tmp_path, RuntimeKind.INLINE).measure(Part.BAD)
     assert figures["trained_failures"] == 0
-    assert figures["failures"]["env_failed: timed out"] >= 1
     assert figures["failures"]["env_failed: reported"] >= 1
     assert figures["bad_over_clean"] > 0
 

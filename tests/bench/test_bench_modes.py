@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from tiny_work import LAKE, MODEL_CONFIG, RUN
 
+from rollart.app.api import merged
 from rollart.app.running import RuntimeKind
 from rollart.bench.common import read_tables
 from rollart.bench.modes import WITHOUT, WORK
-from rollart.bench.modes_run import Figures, Steps, compared, figures_of, measure, with_latency
+from rollart.bench.modes_run import Figures, Measured, Steps, compared, figures_of, measure, with_latency
 from rollart.bench.runs import dedicated_cores, window
 from rollart.cli.main import main
 from rollart.config.load import check
@@ -64,6 +65,7 @@ def test_figures_are_those_of_the_steps_that_count() -> None:
         engine_busy=pytest.approx(0.8),
         sync_share=pytest.approx(0.05),
         stale_share=pytest.approx(0.5),
+        wasted=pytest.approx(1 / 3),
     )
 
 
@@ -74,17 +76,25 @@ def test_a_run_that_is_too_short_is_refused() -> None:
 
 
 def figures(step_s: float, generation_s: float, training_s: float) -> Figures:
-    return Figures(step_s, 256 / step_s, generation_s, training_s, 0.9, 0.01, 0.0)
+    return Figures(step_s, 256 / step_s, generation_s, training_s, 0.9, 0.01, 0.0, 0.0)
+
+
+def measured(*rounds: Figures) -> Measured:
+    made = Measured()
+    made.rounds += rounds
+    return made
 
 
 def test_the_bound_is_the_slower_stage_at_its_best() -> None:
-    modes = dict.fromkeys((Mode.SYNC, Mode.ONE_OFF, Mode.AREAL), figures(20.0, 9.0, 9.0))
-    result = compared(modes | {Mode.SYNC_PLUS: figures(12.0, 5.0, 3.0), Mode.ROLLART: figures(5.0, 4.0, 3.5)})
+    rows = {row: measured(figures(20.0, 9.0, 9.0)) for row in ("sync", "one_off", "areal")}
+    ours = measured(figures(9.0, 4.0, 3.5), figures(5.0, 4.0, 3.5), figures(2.0, 4.0, 3.5))
+    result = compared(rows | {"sync_plus": measured(figures(12.0, 5.0, 3.0)), "rollart": ours})
     assert result["rollart_over_sync"] == pytest.approx(4.0)
     assert result["rollart_over_sync_plus"] == pytest.approx(2.4)
     assert result["bound"] == pytest.approx(12.0 / 4.0)
     assert result["of_bound"] == pytest.approx(0.8)
     assert list(result["modes"]) == ["sync", "one_off", "areal", "sync_plus", "rollart"]
+    assert [256 / rate for rate in result["rates"]["rollart"]] == pytest.approx([9.0, 5.0, 2.0])
 
 
 # --- for real -------------------------------------------------------------------------------------------------------
@@ -101,7 +111,9 @@ def test_the_committed_work_is_what_the_bench_says() -> None:
     (injection,) = late.tasks["frozenlake"].inject
     assert (injection.latency_ms, injection.sigma, injection.hang_share, injection.hang_s) == (50.0, 1.0, 0.01, 5.0)
     assert late.tasks["frozenlake"].step_deadline_s > 5.0
-    assert late.batch.extra_groups == late.batch.extra_members == 0
+    assert (late.batch.extra_groups, late.batch.extra_members) == (0, None), "modes have their defaults"
+    for changes in tables["variants"].values():
+        check(RunConfig, merged(with_latency(tables), changes) | {"steps": 1, "model": tables["model"]})
 
 
 def test_engine_and_trainer_have_a_core_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,28 +131,31 @@ WORK_OF_A_TEST: dict[str, Any] = {
     "steps": {mode.value: [1, 2, 1] for mode in Mode},
     "run": RUN | {"alpha": 1, "tasks": {"lake": LAKE}},
     "latency": {"latency_ms": 1.0},
+    "variants": {"plain": {"batch": {"extra_members": 0}}},
 }
 
 
 def test_all_modes_for_real(tmp_path: Path) -> None:
     result = measure(WORK_OF_A_TEST, tmp_path, RuntimeKind.INLINE)
+    assert set(result["modes"]) == {*(mode.value for mode in Mode), "plain"}
+    assert result["bias"]["rollart"]["prompts"]["duration_s"]["count"] > 0
     for compared_with in (result, result[WITHOUT]):
-        assert {mode.value for mode in Mode} == set(compared_with["modes"])
+        assert {mode.value for mode in Mode} <= set(compared_with["modes"])
         assert all(figures["trajectories_per_s"] > 0 for figures in compared_with["modes"].values())
         assert compared_with["rollart_over_sync"] > 0
         assert compared_with["of_bound"] > 0
         assert 0 <= compared_with["engine_busy"] <= 1
-    assert (tmp_path / "rollart").is_dir()
-    assert (tmp_path / f"rollart_{WITHOUT}").is_dir()
+    assert (tmp_path / "rollart-0").is_dir()
+    assert (tmp_path / f"rollart_{WITHOUT}-0").is_dir()
 
 
 @pytest.mark.parametrize("options", [["--json"], []])
 def test_what_the_command_prints(
     options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    modes = {mode: figures(10.0, 4.0, 3.0) for mode in Mode}
+    modes = {mode.value: measured(figures(10.0, 4.0, 3.0)) for mode in Mode}
     result = compared(modes) | {WITHOUT: compared(modes)}
-    monkeypatch.setattr("rollart.bench.modes_run.measure", lambda _tables, _folder: result)
+    monkeypatch.setattr("rollart.bench.modes_run.measure", lambda _tables, _folder, rounds: result)  # noqa: ARG005
     monkeypatch.setattr(sys, "argv", ["rollart", "bench", "modes", *options])
     with pytest.raises(SystemExit) as ended:
         main()

@@ -76,7 +76,7 @@ def test_the_committed_work_is_what_the_command_says():
         task = config.tasks["frozenlake"]
         assert (config.batch.trajectories, config.batch.group_size) == (64, 8)
         assert (task.max_turns, task.max_turn_tokens, task.temperature) == (8, 16, 1.0)
-        assert config.batch.extra_groups == config.batch.extra_members == 0
+        assert (config.batch.extra_groups, config.batch.extra_members) == (0, None)
         assert min(task.reset_deadline_s, task.step_deadline_s) > 5.0
         assert (config.algorithm.epochs, config.algorithm.minibatches) == (1, 1)
         assert config.pools["local"].dtype == config.trainer.dtype == "float32"

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from audit import completed, sound
@@ -140,6 +141,21 @@ def test_a_stop_from_outside_is_no_sign_that_a_task_works() -> None:
     assert isinstance(ran.error, TaskBroken)
     assert ended(ran, Outcome.CANCELLED)
     assert ran.events[-1].at < 60
+
+
+def test_a_slot_that_hangs_is_found_although_nothing_waits_for_it_to_the_end() -> None:
+    """Its members are replaced, or their groups claimed without them, long before its deadline."""
+
+    def hang(_: WorkerId, command: Reset, __: int) -> Sequence[Reset]:
+        return () if command.slot == 3 else (command,)
+
+    settings = ("mode=rollart", "alpha=0", "steps=60", "tasks.game.environments=32", "tasks.game.reset_deadline_s=3")
+    ran = run(world(*settings), Commands("environment", Reset, hang))
+    completed(ran)
+    assert not ended(ran, Outcome.ENV_FAILED)
+    assert {mark.part[-2:] for mark in ran.of(Quarantined)} == {"#3"}
+    starts = [start.at for start in ran.of(TrajectoryStarted) if start.environment.endswith("#3")]
+    assert all(later - earlier >= 3.0 for earlier, later in pairwise(starts)), "it is taken until its deadline"
 
 
 def test_some_wrong_environments_do_not_stop_it() -> None:

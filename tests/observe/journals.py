@@ -11,7 +11,7 @@ from rollart.sim.faults import Fault
 from rollart.sim.fuzz import World, make_world
 from rollart.types import journal as j
 
-SEEDS = (4, 10, 15)
+SEEDS = (7, 10, 15)
 LOST_UNDER_A_CLAIM = Fault(15, "kill", "trainer/", on="Trained", skip=3, incarnations=10)
 LOST_IN_A_SAVE = Fault(16, "kill", "trainer/", on="Save", skip=1, incarnations=10)
 AN_ENGINE_DIES = Fault(2, "kill", "engine/", on="TurnDone", skip=20)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollart.observe.report import KeptAgainstStarted, Report, make_report
+from rollart.observe.report import Report, make_report
 from rollart.types import journal as j
 from rollart.types.failures import StopReason
 from rollart.types.ids import ClaimId, GroupId, PromptId, TrajectoryId, WorkerId
@@ -254,17 +254,9 @@ def test_placements(report: Report) -> None:
     assert report.fallbacks == {"H20 overloaded": 1, "H800 missing": 2}
 
 
-def test_rewards_and_selection(report: Report) -> None:
+def test_rewards(report: Report) -> None:
     assert report.kept_reward == {"math": 3.0, "maze": 0.5}
     assert report.reward == {"math": (2.0 + 4.0 + 9.0) / 3, "maze": (1.0 + 0.5 + 0.5 + 1.0 + 1.0) / 7}
-    kept = [(30, 1.0), (70, 0.0), (11, 0.5), (13, 0.5), (17, 2.0), (19, 4.0)]
-    results = [*kept, (100, 9.0), (23, 1.0), (41, 1.0), (47, 0.0)]
-    assert report.selection == KeptAgainstStarted(
-        kept_tokens=sum(tokens for tokens, _ in kept) / 6,
-        started_tokens=sum(tokens for tokens, _ in results) / 10,
-        kept_reward=sum(reward for _, reward in kept) / 6,
-        started_reward=sum(reward for _, reward in results) / 10,
-    )
 
 
 def test_evaluations(report: Report) -> None:

@@ -17,13 +17,18 @@ WITHOUT = "latency_0"
 
 def modes(
     out: Annotated[Path | None, typer.Option(help="Folder to keep the runs in; must be new or empty.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Runs of each row, of which the median counts.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout and nothing else.")] = False,
 ) -> None:
-    """Trained trajectories per second in mode rollart, against the other four on the same work. Takes many minutes.
+    """Trained trajectories per second in mode rollart, against the other four on the same work. Takes an hour and more.
 
     FrozenLake with environments that take 50 ms on average (log-normal, sigma 1), where 1 % of the steps hang for 5 s;
-    then the same without latency (latency_0). There are no failures and no redundancy: hanging steps are waited for.
-    Engine and trainer have a dedicated core each, in all modes.
+    then the same without latency (latency_0). Engine and trainer have a dedicated core each, in all modes. All modes
+    have their defaults: in mode rollart, stragglers are replaced and groups may be trained without them.
+
+    Further rows: areal_redundant is areal with the extra members of rollart; plain is rollart with all-or-nothing
+    groups; only_… is plain with one of the mechanisms of rollart. bias compares what was offered with what was trained,
+    per prompt and per member, over all runs of a row (see observe/bias.py).
 
     bound is what a perfect pipeline would reach relative to sync_plus: one whose slower stage never waits, never
     computes twice, and generates nothing that is not trained. of_bound is the share of it that rollart reaches.
@@ -35,7 +40,7 @@ def modes(
     from rollart.bench.modes_run import measure  # here: the parts of a real run
 
     with tempfile.TemporaryDirectory(prefix="rollart-bench-") as beside:
-        result = measure(read_tables(WORK), Path(beside) if out is None else out)
+        result = measure(read_tables(WORK), Path(beside) if out is None else out, rounds=rounds)
     if json:
         sys.stdout.write(jsonlib.dumps(result) + "\n")
     else:

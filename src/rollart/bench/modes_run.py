@@ -1,8 +1,11 @@
 """The runs of `rollart bench modes`, and figures from their journals."""
 
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import msgspec
 
 from rollart.app.api import merged
 from rollart.app.running import RuntimeKind
@@ -10,6 +13,8 @@ from rollart.bench.modes import WITHOUT
 from rollart.bench.runs import Events, Runs, Tables, dedicated_cores, window
 from rollart.config.modes import Mode
 from rollart.control.trainer import POOL as TRAINER
+from rollart.observe.bias import BiasFold
+from rollart.observe.report import ReportFold
 from rollart.types import journal as j
 from rollart.types.messages import Role
 from rollart.types.trajectory import GroupOutcome
@@ -38,22 +43,60 @@ class Figures(NamedTuple):
     """Share of time in which weight syncs suspended it."""
     stale_share: float
     """Share of the groups that ended."""
+    wasted: float
+    """Share of the sampled tokens that were not trained."""
 
 
-def measure(tables: Tables, folder: Path, runtime: RuntimeKind = RuntimeKind.RAY) -> dict[str, Any]:
-    """All modes, with latency and without. Runs are sequential and kept in `folder`."""
+class Measured:
+    """Figures of a row of the table over all rounds, and what its runs offered and trained."""
+
+    def __init__(self) -> None:
+        self.rounds: list[Figures] = []
+        self.prompts = BiasFold()
+        self.members = BiasFold()
+
+    def add(self, events: Events, steps: Steps) -> None:
+        self.rounds.append(figures_of(events, steps))
+        fold = ReportFold()
+        for event in events:
+            fold.take(event)
+        fold.finish()
+        for own, others in ((self.prompts, fold.prompts), (self.members, fold.members)):
+            for each in others.values():
+                own.merge(each)
+
+    def median(self) -> Figures:
+        return Figures(*map(statistics.median, zip(*self.rounds, strict=True)))
+
+    def bias(self) -> dict[str, Any]:
+        return {
+            name: {quantity: msgspec.structs.asdict(each) for quantity, each in fold.compared().items()}
+            for name, fold in (("prompts", self.prompts), ("members", self.members))
+        }
+
+
+def measure(
+    tables: Tables, folder: Path, runtime: RuntimeKind = RuntimeKind.RAY, rounds: int | None = None
+) -> dict[str, Any]:
+    """All modes and variants, with latency and without. Runs are sequential and kept in `folder`."""
     runs = Runs(folder, tables["model"], runtime)
     cores = dedicated_cores()
     steps = {Mode(mode): Steps(*counts) for mode, counts in tables["steps"].items()}
+    modes: Tables = {mode.value: {"mode": mode.value} for mode in Mode}
 
-    def compare(suffix: str, work: Tables) -> dict[str, Any]:
-        figures = {}
-        for mode in Mode:
-            run = {**work, "mode": mode.value, "steps": sum(steps[mode])}
-            figures[mode] = figures_of(runs.journal(mode.value + suffix, run, cores=cores), steps[mode])
-        return compared(figures)
+    def compare(suffix: str, work: Tables, rows: Tables) -> dict[str, Any]:
+        measured = {row: Measured() for row in rows}
+        for number in range(tables.get("rounds", 1) if rounds is None else rounds):
+            for row, changes in rows.items():
+                run = merged(work, changes)
+                counted = steps[Mode(run.get("mode", Mode.ROLLART.value))]
+                run["steps"] = sum(counted)
+                measured[row].add(runs.journal(f"{row}{suffix}-{number}", run, cores=cores), counted)
+        return compared(measured)
 
-    return compare("", with_latency(tables)) | {WITHOUT: compare("_" + WITHOUT, tables["run"])}
+    return compare("", with_latency(tables), {**modes, **tables.get("variants", {})}) | {
+        WITHOUT: compare("_" + WITHOUT, tables["run"], modes)
+    }
 
 
 def with_latency(tables: Tables) -> dict[str, Any]:
@@ -83,21 +126,23 @@ def figures_of(events: Events, steps: Steps) -> Figures:
         engine_busy=stepping_s / sum(sum(event.seconds.values()) for event in engines),
         sync_share=suspended_s / counted.seconds,
         stale_share=groups.count(GroupOutcome.STALE) / len(groups),
+        wasted=1.0 - min(1.0, trained / sampled),
     )
 
 
-def compared(modes: Mapping[Mode, Figures]) -> dict[str, Any]:
-    """Mode rollart against the others, and against a perfect pipeline.
+def compared(measured: Mapping[str, Measured]) -> dict[str, Any]:
+    """Mode rollart against the others, and against a perfect pipeline; medians of all rounds.
 
     The time of a stage is the shorter one of rollart and sync_plus: the former may share a core with other processes,
     and the latter computes small batches while it waits for stragglers.
     """
-    ours, plus = modes[Mode.ROLLART], modes[Mode.SYNC_PLUS]
+    rows = {row: each.median() for row, each in measured.items()}
+    ours, plus = rows[Mode.ROLLART.value], rows[Mode.SYNC_PLUS.value]
     perfect_s = max(min(ours.generation_s, plus.generation_s), min(ours.training_s, plus.training_s))
     over = {
-        f"rollart_over_{mode.value}": ours.trajectories_per_s / figures.trajectories_per_s
-        for mode, figures in modes.items()
-        if mode is not Mode.ROLLART
+        f"rollart_over_{row}": ours.trajectories_per_s / figures.trajectories_per_s
+        for row, figures in rows.items()
+        if row != Mode.ROLLART.value
     }
     bound = plus.step_s / perfect_s
     return {
@@ -106,5 +151,7 @@ def compared(modes: Mapping[Mode, Figures]) -> dict[str, Any]:
         "of_bound": over["rollart_over_sync_plus"] / bound,
         "engine_busy": ours.engine_busy,
         "sync_share": ours.sync_share,
-        "modes": {mode.value: figures._asdict() for mode, figures in modes.items()},
+        "modes": {row: figures._asdict() for row, figures in rows.items()},
+        "rates": {row: [each.trajectories_per_s for each in found.rounds] for row, found in measured.items()},
+        "bias": {row: found.bias() for row, found in measured.items()},
     }

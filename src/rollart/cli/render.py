@@ -9,7 +9,9 @@ from rich.table import Table
 
 from rollart.config.schema import RunConfig
 from rollart.control.fleet import WorkerSpec
-from rollart.observe.report import Report, Steady
+from rollart.observe.bias import Compared, warnings
+from rollart.observe.report import Redundancy, Report
+from rollart.observe.steady import Steady
 from rollart.types.journal import EvalEnded, TimeUse
 
 Baselines = Mapping[str, Mapping[str, float]]
@@ -150,12 +152,17 @@ def _counts(report: Report) -> Table:
     )
     wasted = ", ".join(f"{words(cause)} {tokens:,}" for cause, tokens in report.wasted_tokens.items()) or "none"
     table.add_row("tokens wasted", f"{report.wasted_token_share:.1%}: {wasted}")
-    chosen = report.selection
-    if report.outcomes.get("redundant") or report.filtered:
+    for task, compared in report.bias.items():
+        table.add_row(f"{task} trained against offered, per prompt", _bias(compared))
+        table.add_row(f"{task} per member", _bias(report.member_bias[task]))
+    for warning in warnings(report.bias):
+        table.add_row("[bold]bias[/]", warning)
+    for task, redundancy in report.redundancy.items():
+        table.add_row(f"{task} extra members", _redundancy(redundancy))
+    if report.prompts_lost:
         table.add_row(
-            "kept against all results",
-            f"{chosen.kept_tokens:.0f} against {chosen.started_tokens:.0f} tokens, "
-            f"reward {chosen.kept_reward:.3f} against {chosen.started_reward:.3f}",
+            "lost to the staleness bound",
+            f"{report.prompts_lost:,} times; {report.own_bounds:,} groups got bounds of their own",
         )
     for task, turns in report.placements.items():
         total = sum(turns.values())
@@ -216,6 +223,21 @@ def _seconds(value: float) -> str:
 
 def _list(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{words(name)} {count:,}" for name, count in counts.items()) or "none"
+
+
+def _bias(quantities: Mapping[str, Compared]) -> str:
+    return ", ".join(
+        f"{quantity} {compared.trained:.3g} against {compared.offered:.3g} (distance {compared.distance:.2f})"
+        for quantity, compared in quantities.items()
+    )
+
+
+def _redundancy(redundancy: Redundancy) -> str:
+    return (
+        f"{redundancy.started:,} started (now {redundancy.extra} per group), {redundancy.trained:,} trained, "
+        f"{redundancy.redundant_tokens:,} tokens of stopped members; groups were ready {redundancy.saved_s:.1f} s "
+        "earlier, in sum"
+    )
 
 
 def _histogram(counts: Mapping[int, int]) -> str:

@@ -39,6 +39,8 @@ class BatchSettings(Strict):
     `auto` in mode rollart, 0 in the others."""
     max_extra_members: NotNegative | None = None
     """Limit of `auto`; default a quarter of `group_size`, at least 1."""
+    replace_late: bool = True
+    """Replace members that run so long that they are expected to miss the staleness bound, in time for new ones."""
     extra_groups: NotNegative = 0
     """Groups in flight beyond what a batch needs, per task. The first to finish are kept, a bias towards short ones."""
 

@@ -3,6 +3,10 @@
 A slot is one environment of one worker. It is taken for one episode and returned by `release`. A failed slot backs off
 before it gets work again, longer each time and with jitter, so that slots that failed together do not come back
 together; other slots are not affected.
+
+An episode may be stopped while its environment works on an answer (its group was claimed, or it is replaced). The slot
+then stays taken until the answer comes, and fails at the deadline if it does not: otherwise an environment that always
+hangs would look healthy, because nothing waits for it to the end.
 """
 
 import asyncio
@@ -13,6 +17,7 @@ from rollart.control.context import Context
 from rollart.control.fleet import Fleet, WorkerSpec
 from rollart.policy.blame import Blame
 from rollart.policy.health import ENVIRONMENT, GiveUp, HealthBook, Quarantine, Retry
+from rollart.policy.watch import Wait
 from rollart.types.errors import EnvironmentFault, InvariantBroken, TaskBroken
 from rollart.types.failures import FailureKind
 from rollart.types.ids import TrajectoryId, WorkerId
@@ -59,6 +64,8 @@ class EnvironmentPool:
         self._workers: dict[WorkerId, int] = {}
         self._playing: dict[TrajectoryId, Slot] = {}
         """Slots by open episode."""
+        self._abandoned: dict[TrajectoryId, tuple[Slot, Wait]] = {}
+        """Slots of stopped episodes whose environments have not answered yet."""
         self._blame = Blame()
         fleet.attach(Role.ENVIRONMENT, self)
         fleet.on(Observed, self._observed)
@@ -109,6 +116,33 @@ class EnvironmentPool:
         self._playing.pop(trajectory.id, None)
         self._fleet.post(slot.worker, [Close(trajectory.id)])
 
+    def abandon(self, slot: Slot, trajectory: Trajectory, deadline: float) -> None:
+        """The episode was stopped while its environment works on an answer, due by `deadline`."""
+        del self._playing[trajectory.id]
+        wait = self._context.waits.guard(
+            slot.name,
+            f"an answer for trajectory {trajectory.id}, which was stopped",
+            max(0.0, deadline - self._context.now()),
+            "it gets a fresh one",
+            lambda wait: self._end_abandoned(trajectory.id, f"no answer within its deadline ({wait.what})"),
+        )
+        self._abandoned[trajectory.id] = (slot, wait)
+
+    def _end_abandoned(self, episode: TrajectoryId, fault: str | None) -> None:
+        slot, wait = self._abandoned.pop(episode)
+        self._context.waits.close(wait)
+        self._context.accounts.busy(POOL, -1, self._context.now())
+        if slot.worker in self._workers:
+            self._fleet.post(slot.worker, [Close(episode)])
+            self.release(slot, fault)
+
+    def _answers_abandoned(self, worker: WorkerId, event: Observed | EnvironmentFailed) -> bool:
+        """Whether this is the answer that a stopped episode's slot waits for."""
+        if event.episode not in self._abandoned:
+            return False
+        slot = self._abandoned[event.episode][0]
+        return slot.worker == worker and slot.turn == event.turn
+
     def worker_joined(self, worker: WorkerId, spec: WorkerSpec, info: WorkerInfo) -> None:
         if not isinstance(info, EnvironmentInfo):
             raise InvariantBroken(f"{worker} is an environment worker and described itself as {type(info).__name__}")
@@ -123,6 +157,9 @@ class EnvironmentPool:
         self._context.accounts.capacity(spec.pool, -slots, self._context.now(), engines=False)
         for task, free in self._free.items():
             self._free[task] = deque(slot for slot in free if slot.worker != worker)
+        for episode, (slot, _) in list(self._abandoned.items()):
+            if slot.worker == worker:
+                self._end_abandoned(episode, None)
         for slot in list(self._playing.values()):
             if slot.worker == worker and slot.answer is not None and not slot.answer.done():
                 slot.answer.set_exception(EnvironmentFault(f"{worker} was lost: {reason}", FailureKind.WORKER_LOST))
@@ -150,16 +187,23 @@ class EnvironmentPool:
         return None if answer is None or answer.done() else answer
 
     def _observed(self, worker: WorkerId, event: Observed) -> None:
+        if self._answers_abandoned(worker, event):
+            self._end_abandoned(event.episode, None)
+            return
         future = self._answer(worker, event.episode, event.turn)
         if future is not None:
             future.set_result(event)
 
     def _environment_failed(self, worker: WorkerId, event: EnvironmentFailed) -> None:
-        future = self._answer(worker, event.episode, event.turn)
-        if future is None:
-            return
-        future.set_exception(EnvironmentFault(event.reason))
-        slot = self._playing[event.episode]
+        if self._answers_abandoned(worker, event):
+            slot = self._abandoned[event.episode][0]
+            self._end_abandoned(event.episode, event.reason)
+        else:
+            future = self._answer(worker, event.episode, event.turn)
+            if future is None:
+                return
+            future.set_exception(EnvironmentFault(event.reason))
+            slot = self._playing[event.episode]
         slots = self._context.config.tasks[slot.task].environments
         if event.permanent and self._blame.failed(slot.task, slot.name, slots):
             raise TaskBroken(

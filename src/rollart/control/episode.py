@@ -85,6 +85,7 @@ class Episode:
         "_stop",
         "_truncated",
         "_wait",
+        "abandons",
         "slot",
         "trajectory",
     )
@@ -100,6 +101,8 @@ class Episode:
         self._stop: Stopped | None = None
         self._in_environment = True
         self._in_step = False
+        self.abandons = False
+        """Whether it was stopped while its environment works on an answer, which keeps the slot."""
         self._action: Segment | None = None
         """Sampled tokens, until the environment has acted on them."""
         self._truncated = False
@@ -159,6 +162,10 @@ class Episode:
         except RewardFault as error:
             outcome, cause, trajectory.failure = Outcome.REWARD_FAILED, str(error), error.kind
         finally:
+            self.abandons = self._in_step and fault is None
+            if self.abandons:
+                services.environments.abandon(self.slot, trajectory, self._wait.deadline)
+                self._in_step = False  # the environment is busy until it answers
             self._arrived()
             self._leave_environment(fault)
             services.rewards.forget(trajectory)
@@ -307,7 +314,8 @@ class Episode:
         if self._in_environment:
             self._in_environment = False
             self._services.proxy.end(self.trajectory)
-            self._services.environments.close(self.slot, self.trajectory)
+            if not self.abandons:
+                self._services.environments.close(self.slot, self.trajectory)
             if self._barrier is not None:
                 self._barrier.leave(self.trajectory.id)
             self._services.owner.episode_over(self, fault)

@@ -78,7 +78,7 @@ class Groups:
             RedundancyBook(config.tasks, config.batch.group_size, config.max_extra) if config.automatic_extra else None
         )
         self._enforced = check and context.mode.interrupt
-        """Whether an update can put members past the bound: there are no stragglers to decide about otherwise."""
+        """Whether an update can put members past the bound. Otherwise late ones only count for redundancy."""
         self._timer: asyncio.TimerHandle | None = None
 
     # Opening groups and starting members.
@@ -243,7 +243,7 @@ class Groups:
 
     def _set_timer(self) -> None:
         """Wake up when the next member becomes late, or a late one is due to be replaced."""
-        if not self._enforced or self._timer is not None:
+        if self._timer is not None or not (self._enforced or self._redundancy is not None):
             return
         times = [self._stragglers.next_wake()]
         times += [self._replaced_at(id, began) for task in self._bounds for id, began in self._late(task)]
@@ -284,6 +284,8 @@ class Groups:
 
         Nor is it where members past the bound are masked: those are meant to finish.
         """
+        if not self._context.config.batch.replace_late:
+            return None
         group = self._group_of_member(id)
         if group is None or group.ready or id in group.masked or (group.enough and self._last_chance(group)):
             return None
@@ -332,7 +334,7 @@ class Groups:
         late = self._stragglers.ended(trajectory.task, trajectory.id, self._context.now(), result=result)
         if self._redundancy is None or outcome is Outcome.CANCELLED:
             return
-        missing = outcome in FAILURES or outcome is Outcome.STALE or (late and not result)
+        missing = late or outcome in FAILURES or outcome is Outcome.STALE
         if result or missing:
             decision = self._redundancy.member_ended(trajectory.task, missing=missing)
             if decision is not None:

@@ -10,7 +10,7 @@
 
 One step, with the paper's numbers:
 
-    (1) claim       `SampleBuffer.get_batch` waits for whole groups in the configured shares; the claim is durable
+    (1) claim       `SampleBuffer.get_batch` waits for ready groups in the configured shares; the claim is durable
                     before the trainer sees the batch
     (2) suspend     no new turns; those in flight are kept
     (3) update      engines commit the newest version, which they staged while rollout went on

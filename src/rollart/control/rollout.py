@@ -224,7 +224,8 @@ class RolloutScheduler:
 
     def episode_over(self, episode: Episode, fault: str | None) -> None:
         self._count_episode(episode.trajectory, -1)
-        self._environments.release(episode.slot, fault)
+        if not episode.abandons:
+            self._environments.release(episode.slot, fault)
         self.schedule()
 
     def trajectory_ended(self, episode: Episode, outcome: Outcome, cause: str) -> None:

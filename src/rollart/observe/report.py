@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from rollart.observe.bias import BiasFold, Compared, means
+from rollart.observe.steady import Period, Steady
 from rollart.types import journal as j
 from rollart.types.failures import StopReason
 from rollart.types.ids import ClaimId, GroupId, TrajectoryId
@@ -22,30 +24,18 @@ from rollart.types.trajectory import TRAINABLE, GroupOutcome, Outcome, Purpose
 from rollart.types.versions import Version
 
 
-class KeptAgainstStarted(msgspec.Struct):
-    """Selection bias of keeping the first to finish: means over trained trajectories and over all with a result."""
+class Redundancy(msgspec.Struct):
+    """What extra members of a task's groups cost and bring."""
 
-    kept_tokens: float = 0.0
-    started_tokens: float = 0.0
-    kept_reward: float = 0.0
-    started_reward: float = 0.0
-
-
-class Steady(msgspec.Struct):
-    """Shares of the time from the first trained step to the last one before a new group was opened.
-
-    This excludes start-up and the end of a run, when the last batches are trained and engines have nothing to do.
-    """
-
-    seconds: float = 0.0
-    suspended: float = 0.0
-    """No engine took a step because of weight syncs."""
-    busy: dict[str, float] = {}
-    """Per pool; an engine is busy while it has requests."""
-    stepping: dict[str, float] = {}
-    """Time in steps, as measured by engines; pools that do not report it are left out."""
-    recompute: dict[str, float] = {}
-    """Part of `stepping` spent on KV invalidated by updates."""
+    extra: int = 0
+    """Extra members of groups that were opened last."""
+    started: int = 0
+    trained: int = 0
+    """Members trained beyond the promised size."""
+    redundant_tokens: int = 0
+    """Tokens of members that were stopped because their group was claimed without them."""
+    saved_s: float = 0.0
+    """Seconds, at least, that groups would have waited longer for the members that they started first."""
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -96,7 +86,16 @@ class Report(msgspec.Struct, kw_only=True):
     redistributed: int = 0
     workers_lost: int = 0
     stalls: int = 0
-    selection: KeptAgainstStarted = msgspec.field(default_factory=KeptAgainstStarted)
+    bias: dict[str, dict[str, Compared]] = {}
+    """Per task and quantity: offered against trained prompts (`observe.bias`)."""
+    member_bias: dict[str, dict[str, Compared]] = {}
+    """The same for members of groups."""
+    redundancy: dict[str, Redundancy] = {}
+    """Per task, of runs with extra members."""
+    prompts_lost: int = 0
+    """Losses of prompts to the staleness bound: groups that ended as stale or lost members."""
+    own_bounds: int = 0
+    """Groups that got a staleness bound of their own."""
     ended: str = ""
     """Empty until the run ends; then `done`, or the error that stopped it."""
     stop: StopReason | None = None
@@ -133,6 +132,10 @@ class _Trajectory(msgspec.Struct, array_like=True):
     recomputed: int = 0
     trained: bool = False
     """Trained in a step that was not rolled back."""
+    started_at: float | None = None
+    """None in folds that an older version of rollart wrote."""
+    ended_at: float = 0.0
+    turns: int = 0
 
 
 class _Group(msgspec.Struct, array_like=True):
@@ -147,6 +150,7 @@ class _Group(msgspec.Struct, array_like=True):
     """Trained in a step that was rolled back."""
     final: bool = False
     """Only the end of an aborted turn may still be reported; the next checkpoint settles it."""
+    claimed_at: float = 0.0
 
 
 class _Sum(msgspec.Struct, array_like=True):
@@ -160,54 +164,6 @@ class _Sum(msgspec.Struct, array_like=True):
         self.count += 1
         self.tokens += tokens
         self.reward += reward
-
-    def means(self) -> tuple[float, float]:
-        return (self.tokens / self.count, self.reward / self.count) if self.count else (0.0, 0.0)
-
-
-class _PoolSeconds(msgspec.Struct, array_like=True):
-    total: float = 0.0
-    busy: float = 0.0
-    stepping: float = 0.0
-    recompute: float = 0.0
-
-
-class _Period(msgspec.Struct, array_like=True):
-    """A period of a run, and the use of its workers' time."""
-
-    seconds: float = 0.0
-    suspended: float = 0.0
-    pools: dict[str, _PoolSeconds] = {}
-
-    def add_pool(self, event: j.PoolTime) -> None:
-        busy_s = event.seconds.get(j.TimeUse.BUSY, 0.0)
-        self._add_pool(event.pool, sum(event.seconds.values()), busy_s, event.stepping_s, event.recompute_s)
-
-    def add(self, other: "_Period") -> None:
-        self.seconds += other.seconds
-        self.suspended += other.suspended
-        for pool, spent in other.pools.items():
-            self._add_pool(pool, spent.total, spent.busy, spent.stepping, spent.recompute)
-
-    def _add_pool(self, pool: str, total: float, busy: float, stepping: float, recompute: float) -> None:
-        spent = self.pools.setdefault(pool, _PoolSeconds())
-        spent.total += total
-        spent.busy += busy
-        spent.stepping += stepping
-        spent.recompute += recompute
-
-    def shares(self) -> Steady:
-        if not self.seconds:
-            return Steady()
-        steady = Steady(self.seconds, self.suspended / self.seconds)
-        for pool, spent in sorted(self.pools.items()):
-            if not spent.total:
-                continue
-            steady.busy[pool] = spent.busy / spent.total
-            if spent.stepping:
-                steady.stepping[pool] = spent.stepping / spent.total
-                steady.recompute[pool] = spent.recompute / spent.total
-        return steady
 
 
 def make_report(events: Iterable[j.JournalEvent]) -> Report:
@@ -241,8 +197,8 @@ class ReportFold(msgspec.Struct, kw_only=True):
     steps_trained: int = 0
     engine_places: dict[str, dict[str, None]] = {}
     syncs: int = 0
-    steady: _Period = msgspec.field(default_factory=_Period)
-    recent: _Period = msgspec.field(default_factory=_Period)
+    steady: Period = msgspec.field(default_factory=Period)
+    recent: Period = msgspec.field(default_factory=Period)
     """Steps trained since a group was opened; they join the steady period once another group is opened."""
     suspended_s: float = 0.0
     """Suspended seconds since the last trained step."""
@@ -251,8 +207,10 @@ class ReportFold(msgspec.Struct, kw_only=True):
     """Sums over trained trajectories with a reward, by task."""
     finished: dict[str, _Sum] = {}
     """Sums over all finished training trajectories, by task."""
-    kept: _Sum = msgspec.field(default_factory=_Sum)
-    results: _Sum = msgspec.field(default_factory=_Sum)
+    group_size: int = 0
+    prompts: dict[str, BiasFold] = {}
+    """Bias per prompt, by task."""
+    members: dict[str, BiasFold] = {}
 
     def take(self, event: j.JournalEvent) -> None:
         if isinstance(event, j.RunResumed):
@@ -283,9 +241,9 @@ class ReportFold(msgspec.Struct, kw_only=True):
         if self.syncs:
             report.suspended_s /= self.syncs
             report.exposed_s /= self.syncs
-        selection = report.selection
-        selection.kept_tokens, selection.kept_reward = self.kept.means()
-        selection.started_tokens, selection.started_reward = self.results.means()
+        report.bias = {task: fold.compared() for task, fold in sorted(self.prompts.items())}
+        report.member_bias = {task: fold.compared() for task, fold in sorted(self.members.items())}
+        report.redundancy = dict(sorted(report.redundancy.items()))
         report.steady = self.steady.shares()
         self._count_time()
         return report
@@ -307,6 +265,7 @@ class ReportFold(msgspec.Struct, kw_only=True):
         report = self.totals
         report.name, report.mode, report.alpha, report.seed = event.name, event.mode, event.alpha, event.seed
         self.started_at = self.at
+        self.group_size = event.group_size
 
     def _run_resumed(self, event: j.RunResumed) -> None:  # noqa: ARG002
         self.totals.ended, self.totals.stop = "", None
@@ -355,12 +314,21 @@ class ReportFold(msgspec.Struct, kw_only=True):
 
     def _group_opened(self, event: j.GroupOpened) -> None:
         self.groups[event.group] = _Group(event.task, event.purpose)
+        self.totals.own_bounds += event.alpha is not None
         if self.recent.seconds and event.purpose is Purpose.TRAIN:
             self.steady.add(self.recent)
-            self.recent = _Period()
+            self.recent = Period()
+
+    def _members_lost(self, event: j.MembersLost) -> None:
+        self.totals.prompts_lost += 1
+        self.totals.own_bounds += event.alpha is not None
+
+    def _redundancy_changed(self, event: j.RedundancyChanged) -> None:
+        self.totals.redundancy.setdefault(event.task, Redundancy()).extra = event.extra
 
     def _group_ended(self, event: j.GroupEnded) -> None:
         self.groups[event.group].outcome = event.outcome
+        self.totals.prompts_lost += event.outcome is GroupOutcome.STALE
         if event.outcome is GroupOutcome.FILTERED:
             _count(self.totals.filtered, event.cause)
 
@@ -368,7 +336,7 @@ class ReportFold(msgspec.Struct, kw_only=True):
         group = self.groups[event.group]
         group.members.append(event.trajectory)
         group.running += 1
-        self.trajectories[event.trajectory] = _Trajectory(event.group)
+        self.trajectories[event.trajectory] = _Trajectory(event.group, started_at=self.at)
         self.next_trajectory = max(self.next_trajectory, event.trajectory + 1)
 
     def _placed(self, event: j.Placed) -> None:
@@ -399,6 +367,7 @@ class ReportFold(msgspec.Struct, kw_only=True):
         if trajectory.outcome is None:
             self.groups[trajectory.group].running -= 1
         trajectory.outcome = event.outcome
+        trajectory.ended_at, trajectory.turns = self.at, event.turns
         trajectory.sampled += event.sampled
         trajectory.reward = event.reward
         trajectory.masked = trajectory.masked or event.masked
@@ -408,6 +377,9 @@ class ReportFold(msgspec.Struct, kw_only=True):
 
     def _batch_claimed(self, event: j.BatchClaimed) -> None:
         self.claimed[event.claim] = (event.groups, event.trajectories)
+        for group in event.groups:
+            if group in self.groups:
+                self.groups[group].claimed_at = self.at
         for id in event.masked:
             self.trajectories[id].masked = True
         for counts, values in ((self.totals.staleness, event.staleness), (self.totals.lag, event.lag)):
@@ -456,14 +428,44 @@ class ReportFold(msgspec.Struct, kw_only=True):
         group = self.groups.pop(id)
         if group.outcome is not None:
             _count(self.totals.group_outcomes, group.outcome.value)
-        for member in group.members:
-            trajectory = self.trajectories.pop(member, None)
-            if trajectory is None:
-                continue  # started twice, which the audit reports
+        # One that is missing was started twice, which the audit reports.
+        members = [self.trajectories.pop(member) for member in group.members if member in self.trajectories]
+        if group.purpose is Purpose.TRAIN:
+            self._settle_selection(group, members)
+        for trajectory in members:
             if trajectory.outcome is None:
                 self.totals.open_trajectories += 1
             else:
                 self._settle_trajectory(group, trajectory, trajectory.outcome)
+
+    def _settle_selection(self, group: _Group, members: list[_Trajectory]) -> None:
+        """What training saw of what was offered, and what extra members cost and brought."""
+        trained = group.outcome is GroupOutcome.TRAINED and not group.void
+        if not trained and group.outcome not in (GroupOutcome.STALE, GroupOutcome.FAILED, GroupOutcome.REDUNDANT):
+            return
+        values = [_values(member) for member in members]
+        self.prompts.setdefault(group.task, BiasFold()).add(means(values), trained=trained)
+        fold = self.members.setdefault(group.task, BiasFold())
+        for member, found in zip(members, values, strict=True):
+            fold.add(found, trained=member.trained and not member.masked)
+        if trained:
+            self._settle_redundancy(group, members)
+
+    def _settle_redundancy(self, group: _Group, members: list[_Trajectory]) -> None:
+        """How long the group would have waited for those that it started first, if it had not had others."""
+        size, results = self.group_size, [member for member in members if member.outcome in TRAINABLE]
+        redundant = [member for member in members if member.outcome is Outcome.REDUNDANT]
+        if not size or len(members) <= size or not (redundant or len(results) > size):
+            return
+        entry = self.totals.redundancy.setdefault(group.task, Redundancy())
+        entry.started += len(results) + len(redundant) - size
+        entry.trained += max(0, sum(member.trained for member in members) - size)
+        entry.redundant_tokens += sum(member.sampled for member in redundant)
+        ends = sorted(member.ended_at for member in results)
+        if len(ends) >= size:
+            first = members[:size]
+            waited = max(member.ended_at if member in results else group.claimed_at for member in first)
+            entry.saved_s += max(0.0, waited - ends[size - 1])
 
     def _settle_trajectory(self, group: _Group, trajectory: _Trajectory, outcome: Outcome) -> None:
         report, tokens, reward = self.totals, trajectory.sampled, trajectory.reward
@@ -484,12 +486,18 @@ class ReportFold(msgspec.Struct, kw_only=True):
             return
         if trajectory.trained:
             self.rewards.setdefault(group.task, _Sum()).add(tokens, reward)
-        if group.purpose is Purpose.TRAIN:
-            self.results.add(tokens, reward)
-            if outcome in TRAINABLE:
-                self.finished.setdefault(group.task, _Sum()).add(tokens, reward)
-            if trajectory.trained:
-                self.kept.add(tokens, reward)
+        if group.purpose is Purpose.TRAIN and outcome in TRAINABLE:
+            self.finished.setdefault(group.task, _Sum()).add(tokens, reward)
+
+
+def _values(trajectory: _Trajectory) -> dict[str, float]:
+    """What bias is measured in; see `observe.bias`."""
+    values = {"turns": float(trajectory.turns), "tokens": float(trajectory.sampled)}
+    if trajectory.started_at is not None:
+        values["duration_s"] = trajectory.ended_at - trajectory.started_at
+    if trajectory.reward is not None:
+        values["reward"] = trajectory.reward
+    return values
 
 
 def _cause_of_waste(group: _Group, outcome: Outcome) -> str:
@@ -526,6 +534,8 @@ _HANDLERS: dict[type, Callable[[ReportFold, Any], None]] = {
     j.VersionPublished: ReportFold._version_published,
     j.WeightsSynced: ReportFold._weights_synced,
     j.GroupOpened: ReportFold._group_opened,
+    j.MembersLost: ReportFold._members_lost,
+    j.RedundancyChanged: ReportFold._redundancy_changed,
     j.GroupEnded: ReportFold._group_ended,
     j.TrajectoryStarted: ReportFold._trajectory_started,
     j.Placed: ReportFold._placed,

@@ -6,7 +6,7 @@ in every group and helps only in those that would be short without it, so one mo
 `PAYS`, up to a limit. Where nothing goes missing there is none.
 
     >>> [round(short_share(8, extra, 0.08), 2) for extra in range(4)]
-    [0.49, 0.15, 0.04, 0.01]
+    [0.49, 0.16, 0.04, 0.01]
     >>> extra_members(8, 0.08, limit=4, current=0)
     1
 
