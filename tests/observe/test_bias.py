@@ -7,7 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollart.observe.bias import WARN_COUNT, BiasFold, Compared, Distribution, distance, means, warnings
+from rollart.observe.bias import (
+    WARN_COUNT,
+    BiasFold,
+    BiasTracker,
+    Compared,
+    Distribution,
+    distance,
+    means,
+    warnings,
+)
+from rollart.observe.report import make_report
+from rollart.sim.run import simulate
+from rollart.sim.scenario import load_scenario
 
 
 def distribution(*values: float) -> Distribution:
@@ -76,6 +88,25 @@ def test_folds_of_several_runs_add_up() -> None:
         quantity: Compared(pytest.approx(each.offered), pytest.approx(each.trained), each.distance, each.count)
         for quantity, each in both.compared().items()
     }
+
+
+def test_the_distance_of_a_run_as_it_goes_is_that_of_its_report_when_nothing_is_rolled_back() -> None:
+    slow = 'sim.tasks.frozenlake.step_s={kind="uniform", low=0.01, high=0.1, tail_share=0.05, tail=9.0}'
+    plain = ["batch.min_group_size=8", "batch.extra_members=0", "batch.replace_late=false", "steps=20"]
+    plain += ["tasks.frozenlake.stale_retries=1000"]
+    events = simulate(load_scenario("laptop", [slow, *plain])).events
+    tracker = BiasTracker()
+    for event in events:
+        tracker.take(event)
+    report = make_report(events)
+    assert tracker.distances() == {task: found["duration_s"].distance for task, found in report.bias.items()}
+    assert tracker.distances()["frozenlake"] > 0.04, "groups with a slow member are lost"
+    assert report.redundancy == {}
+    better = make_report(simulate(load_scenario("laptop", [slow, "steps=20"])).events)
+    assert better.bias["frozenlake"]["duration_s"].distance < 0.01
+    assert better.seconds < 0.5 * report.seconds
+    assert better.redundancy["frozenlake"].saved_s > 0
+    assert 0 < better.redundancy["frozenlake"].redundant_tokens <= better.wasted_tokens["redundant"]
 
 
 def test_a_group_has_the_means_of_its_members() -> None:

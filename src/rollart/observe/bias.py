@@ -19,6 +19,12 @@ from typing import Any
 
 import msgspec
 
+from rollart.types import journal as j
+from rollart.types.ids import GroupId, TrajectoryId
+from rollart.types.trajectory import GroupOutcome, Purpose
+
+OFFERED = (GroupOutcome.TRAINED, GroupOutcome.STALE, GroupOutcome.FAILED, GroupOutcome.REDUNDANT)
+"""Ends of groups that are compared."""
 QUANTITIES = ("duration_s", "turns", "tokens", "reward")
 BINS_PER_OCTAVE = 8
 SMALLEST = 1e-6
@@ -143,3 +149,51 @@ def warnings(per_prompt: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 f"tasks.{task}.stale_retries, or look for what fails"
             )
     return found
+
+
+class BiasTracker:
+    """Distances per task of a run as it goes, for metrics: of the duration of offered and trained prompts.
+
+    Unlike the report it does not wait for checkpoints: what a roll-back makes void stays counted.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: dict[GroupId, str] = {}
+        self._open: dict[GroupId, dict[TrajectoryId, float]] = {}
+        """Members of training groups that have not ended, with the time of their start."""
+        self._durations: dict[GroupId, list[float]] = {}
+        self._ended: dict[GroupId, GroupOutcome] = {}
+        self._group_of: dict[TrajectoryId, GroupId] = {}
+        self._folds: dict[str, BiasFold] = {}
+
+    def take(self, event: j.JournalEvent) -> None:
+        match event:
+            case j.GroupOpened() if event.purpose is Purpose.TRAIN:
+                self._tasks[event.group] = event.task
+                self._open[event.group], self._durations[event.group] = {}, []
+            case j.TrajectoryStarted() if event.group in self._tasks:
+                self._open[event.group][event.trajectory] = event.at
+                self._group_of[event.trajectory] = event.group
+            case j.TrajectoryEnded() if event.trajectory in self._group_of:
+                group = self._group_of.pop(event.trajectory)
+                self._durations[group].append(event.at - self._open[group].pop(event.trajectory))
+                self._settle(group)
+            case j.GroupEnded() if event.group in self._tasks:
+                self._ended[event.group] = event.outcome
+                self._settle(event.group)
+            case _:
+                pass
+
+    def distances(self) -> dict[str, float]:
+        """Kolmogorov-Smirnov distance by task, over the run so far."""
+        return {task: fold.compared()["duration_s"].distance for task, fold in sorted(self._folds.items())}
+
+    def _settle(self, group: GroupId) -> None:
+        """Count a group once it and all its members have ended."""
+        if group not in self._ended or self._open[group]:
+            return
+        outcome, durations, task = self._ended.pop(group), self._durations.pop(group), self._tasks.pop(group)
+        del self._open[group]
+        if durations and outcome in OFFERED:
+            values = {"duration_s": math.fsum(durations) / len(durations)}
+            self._folds.setdefault(task, BiasFold()).add(values, trained=outcome is GroupOutcome.TRAINED)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rollart.observe.bias import BiasFold, Compared, means
+from rollart.observe.bias import OFFERED, BiasFold, Compared, means
 from rollart.observe.steady import Period, Steady
 from rollart.types import journal as j
 from rollart.types.failures import StopReason
@@ -440,8 +440,8 @@ class ReportFold(msgspec.Struct, kw_only=True):
 
     def _settle_selection(self, group: _Group, members: list[_Trajectory]) -> None:
         """What training saw of what was offered, and what extra members cost and brought."""
-        trained = group.outcome is GroupOutcome.TRAINED and not group.void
-        if not trained and group.outcome not in (GroupOutcome.STALE, GroupOutcome.FAILED, GroupOutcome.REDUNDANT):
+        trained = group.outcome is GroupOutcome.TRAINED
+        if group.outcome not in OFFERED or group.void:
             return
         values = [_values(member) for member in members]
         self.prompts.setdefault(group.task, BiasFold()).add(means(values), trained=trained)
@@ -453,18 +453,19 @@ class ReportFold(msgspec.Struct, kw_only=True):
 
     def _settle_redundancy(self, group: _Group, members: list[_Trajectory]) -> None:
         """How long the group would have waited for those that it started first, if it had not had others."""
-        size, results = self.group_size, [member for member in members if member.outcome in TRAINABLE]
+        size = self.group_size
+        trained = [member for member in members if member.trained]
         redundant = [member for member in members if member.outcome is Outcome.REDUNDANT]
-        if not size or len(members) <= size or not (redundant or len(results) > size):
+        extra = len(trained) + len(redundant) - size
+        if not size or extra <= 0:
             return
         entry = self.totals.redundancy.setdefault(group.task, Redundancy())
-        entry.started += len(results) + len(redundant) - size
-        entry.trained += max(0, sum(member.trained for member in members) - size)
+        entry.started += extra
+        entry.trained += max(0, len(trained) - size)
         entry.redundant_tokens += sum(member.sampled for member in redundant)
-        ends = sorted(member.ended_at for member in results)
+        ends = sorted(member.ended_at for member in trained)
         if len(ends) >= size:
-            first = members[:size]
-            waited = max(member.ended_at if member in results else group.claimed_at for member in first)
+            waited = max(member.ended_at if member.trained else group.claimed_at for member in members[:size])
             entry.saved_s += max(0.0, waited - ends[size - 1])
 
     def _settle_trajectory(self, group: _Group, trajectory: _Trajectory, outcome: Outcome) -> None:

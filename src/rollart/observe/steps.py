@@ -9,6 +9,7 @@ from collections import Counter
 
 import msgspec
 
+from rollart.observe.bias import BiasTracker
 from rollart.types import journal as j
 from rollart.types.ids import ClaimId, GroupId, TrajectoryId
 from rollart.types.trajectory import TRAINABLE, Purpose
@@ -40,6 +41,8 @@ class StepRecord(msgspec.Struct, kw_only=True, tag="step"):
     """Share of time that each pool was busy."""
     metrics: dict[str, float] = {}
     """Metrics of the trainer."""
+    bias: dict[str, float] = {}
+    """Distance per task between the durations of offered and trained prompts, over the run so far (`observe.bias`)."""
 
 
 class EvalRecord(msgspec.Struct, kw_only=True, tag="eval"):
@@ -105,6 +108,7 @@ class StepFold:
         self._complete: StepRecord | None = None
         """Trained; its time use is in the events that follow."""
         self._finished = FinishedRewards()
+        self._bias = BiasTracker()
         self._outcomes: Counter[str] = Counter()
         self._sampled = 0
         self._suspended_s = 0.0
@@ -113,6 +117,7 @@ class StepFold:
     def take(self, event: j.JournalEvent) -> list[Record]:
         records = [] if isinstance(event, j.PoolTime) else self.finish()
         self._finished.take(event)
+        self._bias.take(event)
         match event:
             case j.RunStarted() | j.RunResumed():
                 self._began_at = self._last_at = event.at
@@ -169,6 +174,7 @@ class StepFold:
             workers_lost=self._lost,
             busy={},
             metrics=dict(event.metrics),
+            bias=self._bias.distances(),
         )
         if claim is not None:
             record.kept_rewards = dict(claim.rewards)

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from rollart.observe.bias import warnings
 from rollart.observe.journal import fold_journal
 from rollart.observe.metrics import LINES
 from rollart.observe.page.samples import Sample, read_samples
@@ -39,6 +40,7 @@ class PageData(msgspec.Struct, kw_only=True):
     complete: bool
     """False if the journal has gaps, so that the totals of the report are not available."""
     wasted_token_share: float
+    bias_warnings: list[str]
     audit: Audit
     steps: list[StepRecord]
     evaluations: list[EvalRecord]
@@ -82,6 +84,7 @@ def gather(
         report=report,
         complete=complete,
         wasted_token_share=report.wasted_token_share,
+        bias_warnings=warnings(report.bias),
         audit=Audit(
             events=folds.auditor.count,
             pruned=pruned,

@@ -426,6 +426,21 @@
     for (const [cause, groups] of Object.entries(R.filtered)) byId("group-bars").append(h("p", { class: "muted" }, `filtered: ${cause} (${count(groups)})`));
   }
 
+  /** Offered against trained, per task; extra members, with what they cost and bring. */
+  function bias() {
+    const table = byId("bias"), tasks = Object.keys(R.bias), names = { duration_s: "seconds", turns: "turns", tokens: "tokens", reward: "reward" };
+    const cell = (c) => (c ? `${c.trained.toPrecision(3)} of ${c.offered.toPrecision(3)} (${c.distance.toFixed(2)})` : "–");
+    if (!tasks.length) { table.append(h("caption", {}, "Nothing was trained yet.")); return; }
+    table.append(h("thead", {}, h("tr", {}, h("th", {}, "task"), h("th", {}, "per"), ...Object.values(names).map((name) => h("th", {}, name)))));
+    const body = h("tbody", {});
+    for (const task of tasks) for (const [per, found] of [["prompt", R.bias[task]], ["member", R.member_bias[task] || {}]])
+      body.append(h("tr", {}, h("td", {}, per === "prompt" ? task : ""), h("td", {}, per), ...Object.keys(names).map((q) => h("td", {}, cell(found[q])))));
+    table.append(body);
+    for (const warning of D.bias_warnings) byId("bias-warnings").append(h("p", { class: "bad" }, warning));
+    const extra = Object.entries(R.redundancy).map(([task, r]) => `${task}: ${count(r.started)} extra members, ${count(r.trained)} of them trained, ${count(r.redundant_tokens)} tokens of stopped ones; groups were ready ${r.saved_s.toFixed(1)} s earlier, in sum.`);
+    byId("redundancy").textContent = extra.join(" ");
+  }
+
   /** Group failures of one kind that ended within a second of each other; hangs first, then by duration. */
   function together(failures) {
     const groups = [];
@@ -523,6 +538,7 @@
   idle();
   staleness();
   outcomes();
+  bias();
   environments();
   trajectories();
   training();
