@@ -202,8 +202,6 @@ class Groups:
         self._context.record(
             MembersLost(self._context.now(), group.id, tuple(members), bound.alpha if starves else None)
         )
-        if group.ready:
-            self._unready(group)
         for id in members:
             self._kept.pop(id, None)
         running = [id for id in members if id in group.running]
@@ -212,7 +210,18 @@ class Groups:
             self._book.grant(group.id, bound)
         for id in running:
             self._episodes.stop_episode(id, Outcome.STALE, PAST_BOUND)
+        if group.ready:
+            self._check_ready(group)
         self._episodes.schedule()
+
+    def _check_ready(self, group: OpenGroup) -> None:
+        """A ready group has lost members: with extra ones it may still be whole, otherwise it starts new ones."""
+        if group.complete and group.oldest_kept is not None:
+            self._update_ready(group)
+        else:
+            self._unready(group)
+            if group.complete:
+                self._complete(group)  # with nothing to train
 
     def _end_stale(self, group: OpenGroup) -> None:
         """End a group that is past its bound. A second chance under a bound of its own is the last."""
