@@ -80,7 +80,9 @@ def _all(seeds: range, mode: Mode | None, jobs: int) -> Iterator[Verdict]:
 def _progress(verdicts: Iterator[Verdict], total: int) -> Iterator[Verdict]:
     failed = 0
     for number, verdict in enumerate(verdicts, start=1):
-        failed += bool(verdict.violations)
+        if verdict.violations:
+            failed += 1
+            _say(f"seed {verdict.seed} failed: {verdict.violations[0]}")
         if number % 500 == 0 and number < total:
             _say(f"{number} of {total} worlds, {failed} failed")
         yield verdict

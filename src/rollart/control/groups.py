@@ -149,6 +149,7 @@ class Groups:
         """Give up what the new version put past the bound; the rest may be at its last chance now."""
         self._give_up_past_bound()
         for group in self._book.groups():
+            self._withdraw_early(group)
             self._settle(group)
         self._reset_timer()
 
@@ -156,7 +157,8 @@ class Groups:
         """Groups at their last chance join the batch with what they have: the next update would cost them."""
         self._give_up_past_bound()
         for group in self._book.groups():
-            if self._last_chance(group) and group.enough:
+            self._withdraw_early(group)
+            if not group.ready and self._last_chance(group) and group.enough:
                 self._make_ready(group)
 
     def _give_up_past_bound(self) -> None:
@@ -239,16 +241,20 @@ class Groups:
         return (
             self._enforced
             and group.purpose is Purpose.TRAIN
-            and not group.ready
             and group.bound.claims_left(self._served(), group.oldest_kept) == 1
         )
 
     def _settle(self, group: OpenGroup) -> None:
         """At its last chance a group is ready once all members that it lacks are late."""
-        if self._last_chance(group) and group.enough:
+        if not group.ready and self._last_chance(group) and group.enough:
             late = self._stragglers.late(group.task)
             if all(id in late for id in group.running):
                 self._make_ready(group)
+
+    def _withdraw_early(self, group: OpenGroup) -> None:
+        """After a roll-back, what was the last chance of a group is so no longer: it waits for its other members."""
+        if group.ready and not group.complete and not self._last_chance(group):
+            self._unready(group)
 
     def _set_timer(self) -> None:
         """Wake up when the next member becomes late, or a late one is due to be replaced."""
@@ -440,8 +446,6 @@ class Groups:
                 served_later and any(map(generating, running))
             ):
                 self.end(group, GroupOutcome.CANCELLED, Outcome.CANCELLED, "rollback")
-            elif group.ready and not group.complete:
-                self._unready(group)  # what was its last chance is so no longer
         self.buffer.steps_claimed = step
 
     def cancel_all(self, cause: str) -> None:
