@@ -309,6 +309,12 @@ def test_a_group_is_trained_short_of_members_before_its_last_chance(monkeypatch:
     found({3}, Mode.ROLLART)
 
 
+def test_a_short_group_stays_ready_although_a_roll_back_made_it_younger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice found by the fuzzer itself, before and after the version of the roll-back was in service."""
+    monkeypatch.setattr(Groups, "_withdraw_early", lambda *_: None)
+    found({3}, Mode.ROLLART)
+
+
 def test_redundancy_exceeds_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RedundancyBook, "extra", lambda self, _task: self._limit + 1)
     found({3})
