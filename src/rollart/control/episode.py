@@ -117,6 +117,11 @@ class Episode:
         name = f"trajectory {self.trajectory.id}"
         return f"{self.slot.name} for {name}" if self._in_step else name
 
+    @property
+    def stopped(self) -> Stopped | None:
+        """How it was stopped from outside, if it was."""
+        return self._stop
+
     def stop(self, outcome: Outcome, cause: str) -> None:
         """End the episode with this outcome at once, wherever it is. The first stop counts."""
         if self._stop is None:

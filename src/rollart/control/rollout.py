@@ -220,7 +220,8 @@ class RolloutScheduler:
     def check_bound(self, trajectory: Trajectory) -> None:
         """Past the bound a trajectory ends as stale, or continues with its tokens masked."""
         if self._groups.past_bound(trajectory):
-            raise Stopped(Outcome.STALE, PAST_BOUND)
+            # Its group may have stopped it already, as redundant.
+            raise self._episodes[trajectory.id].stopped or Stopped(Outcome.STALE, PAST_BOUND)
 
     def episode_over(self, episode: Episode, fault: str | None) -> None:
         self._count_episode(episode.trajectory, -1)
