@@ -196,7 +196,7 @@ def test_lost_members_make_room_for_new_ones_and_age_nobody() -> None:
     assert list(groups[G].kept) == [3]
     assert list(groups[G].running) == [1, 4], "one that runs leaves when it ends"
     assert groups[G].oldest == V1
-    groups.first_token(G, TrajectoryId(1), V0)  # told again at the end of its turn
+    groups.first_token(G, TrajectoryId(1), V0)  # reported again at the end of its turn
     assert groups[G].oldest == V1
     assert groups[G].wanted == 1
     end(groups, 1, Outcome.STALE)

@@ -382,7 +382,7 @@ def test_others_fill_in_for_a_task_and_nobody_says_so(monkeypatch: pytest.Monkey
 
 
 def test_a_reward_worker_gets_everything_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its queue is then longer than the deadline of a question, and most of it is wanted by nobody any more."""
+    """Its queue is then longer than the deadline of a question, and most of its requests were cancelled meanwhile."""
     patch(
         monkeypatch,
         RewardQueue,
