@@ -26,6 +26,8 @@ from rollart.types.versions import Version
 Journal = list[j.JournalEvent]
 LOSSY_SEED = 13
 """A world whose groups lose members."""
+REPLACING_SEED = 987799
+"""A world in which a member is replaced in the instant of an update that takes it past the bound."""
 
 
 @pytest.fixture(scope="module")
@@ -231,6 +233,17 @@ def test_every_loss_is_recorded_once(lossy: Journal) -> None:
     assert all(audit([*lossy[: index + 1], *lossy[index:]]) for index in losses), "doubled"
     # One that is missing shows if the group is claimed, or the age of the member is known from an earlier turn.
     assert any(audit(lossy[:index] + lossy[index + 1 :]) for index in losses), "removed"
+
+
+def test_a_member_that_was_replaced_need_not_be_lost_as_well() -> None:
+    """Found by the fuzzer: replaced and updated at once, the member ends past a bound that it was within."""
+    events = list(run_world(make_world(REPLACING_SEED, Mode.ROLLART)).events)
+    assert audit(events) == []
+    replaced = [index for index, event in enumerate(events) if isinstance(event, j.MemberReplaced)]
+    assert any(audit(events[:index] + events[index + 1 :]) for index in replaced), "removed"
+    assert all(audit([*events[: index + 1], *events[index:]]) for index in replaced), "doubled"
+    other = replace(events[replaced[0]], group=max(e.group for e in events if isinstance(e, j.GroupOpened)))
+    assert audit([*events[: replaced[0]], other]), "not its group"
 
 
 def test_a_prompt_that_was_lost_is_not_passed_over(lossy: Journal) -> None:

@@ -164,6 +164,8 @@ def _counts(report: Report) -> Table:
             "lost to the staleness bound",
             f"{report.prompts_lost:,} times; {report.own_bounds:,} groups got bounds of their own",
         )
+    if report.members_replaced:
+        table.add_row("late members replaced", f"{report.members_replaced:,}")
     for task, turns in report.placements.items():
         total = sum(turns.values())
         table.add_row(f"{task} turns on", ", ".join(f"{name} {count / total:.0%}" for name, count in turns.items()))

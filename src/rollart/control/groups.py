@@ -22,7 +22,14 @@ from rollart.policy.stragglers import ClaimPace, StragglerBook, replace_at
 from rollart.policy.tickets import TicketQueue
 from rollart.types.errors import InvariantBroken
 from rollart.types.ids import GroupId, TrajectoryId
-from rollart.types.journal import GroupEnded, GroupOpened, GroupRules, MembersLost, RedundancyChanged
+from rollart.types.journal import (
+    GroupEnded,
+    GroupOpened,
+    GroupRules,
+    MemberReplaced,
+    MembersLost,
+    RedundancyChanged,
+)
 from rollart.types.trajectory import (
     FAILURES,
     TRAINABLE,
@@ -315,6 +322,7 @@ class Groups:
         return self._book.get(self._group_of[id])
 
     def _replace(self, group: OpenGroup, id: TrajectoryId) -> None:
+        self._context.record(MemberReplaced(self._context.now(), group.id, id))
         self._book.masked(group.id, id)
         self._episodes.stop_episode(id, Outcome.STALE, "replaced: it would miss the staleness bound")
 

@@ -94,6 +94,8 @@ class Report(msgspec.Struct, kw_only=True):
     """Per task, of runs with extra members."""
     prompts_lost: int = 0
     """Losses of prompts to the staleness bound: groups that ended as stale or lost members."""
+    members_replaced: int = 0
+    """Late members that were replaced before they would have missed the staleness bound."""
     own_bounds: int = 0
     """Groups that got a staleness bound of their own."""
     ended: str = ""
@@ -323,6 +325,9 @@ class ReportFold(msgspec.Struct, kw_only=True):
         self.totals.prompts_lost += 1
         self.totals.own_bounds += event.alpha is not None
 
+    def _member_replaced(self, _: j.MemberReplaced) -> None:
+        self.totals.members_replaced += 1
+
     def _redundancy_changed(self, event: j.RedundancyChanged) -> None:
         self.totals.redundancy.setdefault(event.task, Redundancy()).extra = event.extra
 
@@ -536,6 +541,7 @@ _HANDLERS: dict[type, Callable[[ReportFold, Any], None]] = {
     j.WeightsSynced: ReportFold._weights_synced,
     j.GroupOpened: ReportFold._group_opened,
     j.MembersLost: ReportFold._members_lost,
+    j.MemberReplaced: ReportFold._member_replaced,
     j.RedundancyChanged: ReportFold._redundancy_changed,
     j.GroupEnded: ReportFold._group_ended,
     j.TrajectoryStarted: ReportFold._trajectory_started,

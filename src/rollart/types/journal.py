@@ -263,6 +263,13 @@ class MembersLost(Event, frozen=True):
     """Staleness bound of its own from here on, after too many losses of its prompt."""
 
 
+class MemberReplaced(Event, frozen=True):
+    """A late member would miss the staleness bound. It ends as stale, and a new one takes its place."""
+
+    group: GroupId
+    trajectory: TrajectoryId
+
+
 class GroupEnded(Event, frozen=True):
     group: GroupId
     outcome: GroupOutcome
@@ -393,6 +400,7 @@ JournalEvent = (
     | RewardArrived
     | TrajectoryEnded
     | MembersLost
+    | MemberReplaced
     | GroupEnded
     | RedundancyChanged
     | BatchClaimed

@@ -99,6 +99,7 @@ CHECKS: dict[type, tuple[Check, ...]] = {
         conservation.trajectory_ended,
     ),
     j.MembersLost: (conservation.members_lost, staleness.members_lost, admission.members_lost, prompts.members_lost),
+    j.MemberReplaced: (conservation.member_replaced,),
     j.GroupEnded: (
         conservation.group_is_open,
         admission.group_ended,

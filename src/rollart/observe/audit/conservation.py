@@ -69,6 +69,17 @@ def members_lost(state: AuditState, event: j.MembersLost) -> bool:
     return False
 
 
+def member_replaced(state: AuditState, event: j.MemberReplaced) -> None:
+    """A member that is replaced runs, in a group that is in the making."""
+    group, member = state.groups.get(event.group), state.trajectories.get(event.trajectory)
+    if group is None or group.claim is not None or member is None or member.group != event.group or member.ended:
+        state.wrong(1, f"group {event.group} replaced trajectory {event.trajectory}, which is not a running member")
+    elif event.trajectory in group.lost or event.trajectory in group.replaced:
+        state.wrong(1, f"group {event.group} replaced trajectory {event.trajectory}, which it had given up")
+    else:
+        group.replaced.append(event.trajectory)
+
+
 # --- trajectories ---------------------------------------------------------------------------------------------------
 
 

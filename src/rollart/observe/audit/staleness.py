@@ -34,13 +34,14 @@ def members_lost(state: AuditState, event: j.MembersLost) -> None:
 
 
 def trajectory_ended(state: AuditState, event: j.TrajectoryEnded) -> None:
-    """A member past the bound of the last sync is a loss of its group, unless the group has ended with it."""
+    """A member past the bound of the last sync is a loss of its group, unless it was replaced before, or the group has
+    ended with it."""
     trajectory = state.trajectories[event.trajectory]
     run, group, synced = state.run, state.groups.get(trajectory.group), state.synced
     if event.outcome is not Outcome.STALE or run is None or run.rules is None or group is None or synced is None:
         return
     past = trajectory.first is not None and synced.step - trajectory.first.step > alpha_of(run, group)
-    if past and event.trajectory not in group.lost:
+    if past and event.trajectory not in group.lost and event.trajectory not in group.replaced:
         state.wrong(2, f"trajectory {event.trajectory} is past the bound, but group {group.id} did not lose it")
 
 

@@ -62,6 +62,8 @@ class GroupState(msgspec.Struct, array_like=True):
     """A staleness bound of its own."""
     lost: list[TrajectoryId] = []
     """Members that it lost to the staleness bound."""
+    replaced: list[TrajectoryId] = []
+    """Members that it replaced before that."""
 
     @property
     def id(self) -> GroupId:
