@@ -13,7 +13,7 @@ from rollart.app.api import merged
 from rollart.app.evaluation import play
 from rollart.app.running import RuntimeKind
 from rollart.bench.common import read_tables
-from rollart.bench.learn import WORK
+from rollart.bench.learn import Work
 from rollart.bench.learn_picture import learn_svg, ticks
 from rollart.bench.learn_run import (
     SYNC,
@@ -21,6 +21,7 @@ from rollart.bench.learn_run import (
     Bench,
     Learnt,
     Point,
+    Success,
     curve_of,
     interval,
     learn_figures,
@@ -54,13 +55,13 @@ def step(number: int, at: float, claim: int, trajectories: int = 3) -> list[j.Jo
 def test_the_time_of_a_step_is_from_the_first_group_to_its_end() -> None:
     opened = [j.GroupOpened(at, GroupId(0), "lake", PromptId("p"), Purpose.TRAIN, 0, 0) for at in (7.0, 9.0)]
     events = [j.RunStarted(0.0, "run", "sync", 0, 0, {"lake": 1}, 1), *opened, *step(0, 10.0, 0), *step(1, 17.0, 1, 4)]
-    assert curve_of(events, {2: 0.75, 0: 0.25}) == [Point(0, 0, 0.0, 0.25), Point(2, 7, 10.0, 0.75)]
+    assert curve_of(events, {2: Success(0.75), 0: Success(0.25)}) == [Point(0, 0, 0.0, 0.25), Point(2, 7, 10.0, 0.75)]
 
 
 def test_a_step_that_was_trained_again_counts_once_and_when_it_was_last() -> None:
     opened = j.GroupOpened(0.0, GroupId(0), "lake", PromptId("p"), Purpose.TRAIN, 0, 0)
     events = [opened, *step(0, 10.0, 0), *step(1, 20.0, 1), *step(1, 30.0, 2)]
-    assert curve_of(events, {2: 0.5}) == [Point(2, 6, 30.0, 0.5)]
+    assert curve_of(events, {2: Success(0.5)}) == [Point(2, 6, 30.0, 0.5)]
 
 
 def test_stale_groups_are_a_share_of_what_might_have_been_trained() -> None:
@@ -103,7 +104,39 @@ def test_arms_are_compared_by_seed_at_the_last_step_of_sync_and_over_all() -> No
     assert figures["seconds"] == {"sync": 40.0, "alpha1": 4.0}
     assert figures["stale_share"] == {"sync": 0.25, "alpha1": 0.25}
     assert figures["time_ratio_alpha1"] == pytest.approx(4.0 / 40.0)
-    assert figures["arms"]["alpha1"]["1"][3] == {"step": 6, "trajectories": 384, "seconds": 6.0, "success": 0.9}
+    assert figures["arms"]["alpha1"]["1"][3] == {
+        "step": 6,
+        "trajectories": 384,
+        "seconds": 6.0,
+        "success": 0.9,
+        "kinds": {},
+    }
+    assert figures["finals"] == {"sync": {"0": 0.6, "1": 0.8}, "alpha1": {"0": 0.62, "1": 0.78}}
+    assert figures["points_by_seed"] == {"alpha1": pytest.approx({"0": 2.0, "1": -2.0})}
+
+
+def test_kinds_are_compared_apart_at_the_last_step_of_sync() -> None:
+    def by_kind(*success: tuple[float, float]) -> Learnt:
+        points = [
+            Point(2 * n, 128 * n, 2.0 * n, (quick + slow) / 2, {"quick": quick, "slow": slow})
+            for n, (quick, slow) in enumerate(success)
+        ]
+        return Learnt(points, 0.0, {"reward": 0.1})
+
+    figures = learn_figures(
+        {
+            SYNC: {0: by_kind((0.2, 0.4), (0.8, 0.8)), 1: by_kind((0.2, 0.6), (0.8, 0.9))},
+            "rollart": {0: by_kind((0.2, 0.4), (0.9, 0.7), (1.0, 1.0)), 1: by_kind((0.2, 0.6), (0.9, 0.8), (1.0, 1.0))},
+        }
+    )
+    slow = figures["kinds"]["slow"]
+    assert slow["before"] == pytest.approx(0.5)
+    assert slow["after"] == pytest.approx({"sync": 0.85, "rollart": 0.75})
+    assert slow["finals"]["rollart"] == {"0": 0.7, "1": 0.8}
+    assert slow["points_rollart"] == pytest.approx({"mean": -10.0, "low": -10.0, "high": -10.0, "worst": -10.0})
+    assert figures["kinds"]["quick"]["points_rollart"]["mean"] == pytest.approx(10.0)
+    assert figures["points_rollart"]["mean"] == pytest.approx(0.0)
+    assert figures["prompt_bias"]["rollart"] == pytest.approx({"reward": 0.1})
 
 
 def test_the_time_is_that_of_the_mean_curve_between_two_of_its_points() -> None:
@@ -170,7 +203,7 @@ def test_ticks_are_few_and_within(longest: float) -> None:
 
 
 def test_the_committed_work_is_what_the_command_says() -> None:
-    tables = read_tables(WORK)
+    tables = read_tables(Work.HANGS.file)
     configs = {
         arm: check(RunConfig, {**tables["run"], **changes, "model": tables["model"]})
         for arm, changes in tables["arms"].items()
@@ -213,7 +246,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "batch": {"trajectories": 4, "group_size": 2},
         "tasks": {"math": task},
     }
-    work = merged(read_tables(WORK), {"eval_episodes": 6, "run": run})
+    work = merged(read_tables(Work.HANGS.file), {"eval_episodes": 6, "run": run})
     arms = {"sync": {"mode": "sync"}, "alpha1": {"mode": "rollart", "alpha": 1, "steps": 3}}
     return {**work, "model": str(folder), "arms": arms, "seeds": [0, 1]}
 

@@ -10,8 +10,10 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from rollart.app.api import merged
 from rollart.app.evaluation import config_for, play
 from rollart.app.run_folder import JOURNAL
 from rollart.app.running import CHECKPOINTS, RuntimeKind, carry_out, new_run, require, with_model
@@ -20,7 +22,9 @@ from rollart.bench.common import say
 from rollart.bench.runs import Events, Tables, trained_batches
 from rollart.config.modes import Mode
 from rollart.config.schema import RunConfig
+from rollart.observe.bias import BiasFold
 from rollart.observe.journal import read_journal
+from rollart.observe.report import ReportFold
 from rollart.types import journal as j
 from rollart.types.trajectory import GroupOutcome
 
@@ -39,7 +43,19 @@ class Point(NamedTuple):
     seconds: float
     """From the start of the first episode to the end of this step."""
     success: float
-    """On held-out prompts."""
+    """On held-out prompts; see `Success`."""
+    kinds: Mapping[str, float] = MappingProxyType({})
+
+
+class Success(NamedTuple):
+    """Mean reward on held-out prompts: the mean over their kinds, and by kind if the work has several."""
+
+    mean: float
+    kinds: Mapping[str, float] = MappingProxyType({})
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{kind} {each:.0%}" for kind, each in self.kinds.items())
+        return f"{self.mean:.0%} ({kinds})" if kinds else f"{self.mean:.0%}"
 
 
 class Learnt(NamedTuple):
@@ -48,6 +64,8 @@ class Learnt(NamedTuple):
     curve: list[Point]
     stale_share: float
     """Stale groups, as a share of trained and stale ones."""
+    bias: Mapping[str, float] = MappingProxyType({})
+    """Distance between offered and trained prompts, by quantity; see `observe.bias`."""
 
 
 Arms = Mapping[str, Mapping[int, Learnt]]
@@ -77,20 +95,28 @@ class Bench:
         before = self._success(start, Path(str(start.model)))
         for arm, changes in self._tables["arms"].items():
             say(f"seed {seed}, {arm} ...")
-            plan = new_run({**run, **changes, "model": start.model})
+            plan = new_run({**merged(run, changes), "model": start.model})
             carry_out(plan, self._runtime, folder / arm)
             checkpoints = Checkpoints(folder / arm / CHECKPOINTS)
             success = {
                 version.step: self._success(plan.config, checkpoints.folder(version)) for version in checkpoints.held()
             }
-            say(f"seed {seed}, {arm}: {', '.join(f'{each:.0%}' for each in (before, *success.values()))}")
+            say(f"seed {seed}, {arm}: {', '.join(map(str, (before, *success.values())))}")
             events = list(read_journal(folder / arm / JOURNAL))
-            yield arm, Learnt(curve_of(events, {0: before, **success}), stale_share(events))
+            yield arm, Learnt(curve_of(events, {0: before, **success}), stale_share(events), prompt_bias(events))
 
-    def _success(self, config: RunConfig, model: Path) -> float:
+    def _success(self, config: RunConfig, model: Path) -> Success:
+        kinds = self._tables.get("eval_kinds", {})
+        if not kinds:
+            return Success(self._mean_reward(config, model, {}))
+        by_kind = {kind: self._mean_reward(config, model, settings) for kind, settings in kinds.items()}
+        return Success(statistics.fmean(by_kind.values()), by_kind)
+
+    def _mean_reward(self, config: RunConfig, model: Path, settings: Tables) -> float:
         ((name, task),) = config.tasks.items()
-        quick = task.model_copy(update={"inject": ()})
-        alike = config.model_copy(update={"mode": Mode.ROLLART, "tasks": {name: quick}})
+        changes = {"inject": (), "environment_settings": {**task.environment_settings, **settings}}
+        tasks = {name: task.model_copy(update=changes)}
+        alike = config.model_copy(update={"mode": Mode.ROLLART, "tasks": tasks})
         ended = asyncio.run(play(config_for(alike, model, name, self._tables["eval_episodes"])))
         assert ended.mean_reward is not None, "play raises if nothing was scored"
         return ended.mean_reward
@@ -99,7 +125,7 @@ class Bench:
 # --- from a journal -------------------------------------------------------------------------------------------------
 
 
-def curve_of(events: Events, success: Mapping[int, float]) -> list[Point]:
+def curve_of(events: Events, success: Mapping[int, Success]) -> list[Point]:
     """The steps whose success is known, in order."""
     began = next(event.at for event in events if isinstance(event, j.GroupOpened))
     trained = {each.batch.step + 1: each for each in trained_batches(events)}
@@ -108,7 +134,8 @@ def curve_of(events: Events, success: Mapping[int, float]) -> list[Point]:
             step,
             sum(len(trained[each].batch.trajectories) for each in range(1, step + 1)),
             trained[step].at - began if step else 0.0,
-            success[step],
+            success[step].mean,
+            success[step].kinds,
         )
         for step in sorted(success)
     ]
@@ -118,6 +145,16 @@ def stale_share(events: Events) -> float:
     ends = [event.outcome for event in events if isinstance(event, j.GroupEnded)]
     stale, trained = ends.count(GroupOutcome.STALE), ends.count(GroupOutcome.TRAINED)
     return stale / (stale + trained)
+
+
+def prompt_bias(events: Events) -> dict[str, float]:
+    fold, prompts = ReportFold(), BiasFold()
+    for event in events:
+        fold.take(event)
+    fold.finish()
+    for each in fold.prompts.values():
+        prompts.merge(each)
+    return {quantity: compared.distance for quantity, compared in prompts.compared().items()}
 
 
 # --- figures --------------------------------------------------------------------------------------------------------
@@ -157,6 +194,7 @@ def learn_figures(arms: Arms) -> dict[str, Any]:
     means = {arm: mean_curve([learnt.curve for learnt in by_seed.values()]) for arm, by_seed in arms.items()}
     aim = means[SYNC][-1]
     equal = {arm: next(point for point in curve if point.step == aim.step) for arm, curve in means.items()}
+    finals = _finals(arms, aim.step)
     return {
         **{f"points_{arm}": interval([each[-1] for each in points[arm]])._asdict() for arm in others},
         **{f"curve_points_{arm}": interval(list(map(statistics.fmean, points[arm])))._asdict() for arm in others},
@@ -164,8 +202,17 @@ def learn_figures(arms: Arms) -> dict[str, Any]:
         "success": {arm: {"before": means[arm][0].success, "after": equal[arm].success} for arm in arms},
         "seconds": {arm: equal[arm].seconds for arm in arms},
         "stale_share": {arm: statistics.fmean(each.stale_share for each in arms[arm].values()) for arm in arms},
+        "prompt_bias": {arm: _mean_bias(list(arms[arm].values())) for arm in arms},
+        "finals": finals,
+        "points_by_seed": {
+            arm: {seed: 100 * (finals[arm][seed] - finals[SYNC][seed]) for seed in finals[SYNC]} for arm in others
+        },
+        "kinds": {kind: _of_kind(arms, kind, aim.step) for kind in next(iter(sync.values())).curve[-1].kinds},
         "arms": {
-            arm: {str(seed): [point._asdict() for point in learnt.curve] for seed, learnt in by_seed.items()}
+            arm: {
+                str(seed): [{**point._asdict(), "kinds": dict(point.kinds)} for point in learnt.curve]
+                for seed, learnt in by_seed.items()
+            }
             for arm, by_seed in arms.items()
         },
     }
@@ -175,6 +222,36 @@ def _points(learnt: Learnt, sync: Learnt) -> list[float]:
     """Lead of an arm over sync in points, at every evaluated step of sync except the start, which is the same."""
     success = {point.step: point.success for point in learnt.curve}
     return [100 * (success[point.step] - point.success) for point in sync.curve if point.step]
+
+
+def _finals(arms: Arms, step: int, kind: str | None = None) -> dict[str, dict[str, float]]:
+    """Success after a step by arm and seed, of one kind or of all."""
+
+    def final(learnt: Learnt) -> float:
+        point = next(point for point in learnt.curve if point.step == step)
+        return point.success if kind is None else point.kinds[kind]
+
+    return {arm: {str(seed): final(learnt) for seed, learnt in by_seed.items()} for arm, by_seed in arms.items()}
+
+
+def _of_kind(arms: Arms, kind: str, step: int) -> dict[str, Any]:
+    finals = _finals(arms, step, kind)
+    sync = finals[SYNC]
+    before = statistics.fmean(learnt.curve[0].kinds[kind] for learnt in arms[SYNC].values())
+    return {
+        "before": before,
+        "after": {arm: statistics.fmean(by_seed.values()) for arm, by_seed in finals.items()},
+        "finals": finals,
+        **{
+            f"points_{arm}": interval([100 * (by_seed[seed] - sync[seed]) for seed in sync])._asdict()
+            for arm, by_seed in finals.items()
+            if arm != SYNC
+        },
+    }
+
+
+def _mean_bias(seeds: Sequence[Learnt]) -> dict[str, float]:
+    return {quantity: statistics.fmean(each.bias[quantity] for each in seeds) for quantity in seeds[0].bias}
 
 
 def mean_curve(curves: Sequence[Sequence[Point]]) -> list[Point]:

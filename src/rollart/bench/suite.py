@@ -151,6 +151,20 @@ BENCHES: Mapping[str, BenchSpec] = {
             Figure("time_ratio_alpha2", Target(high=0.5)),
         ),
     ),
+    "learn_latency": BenchSpec(
+        ("learn", "--work", "latency"),
+        (
+            Figure("points_rollart.mean"),
+            Figure("points_rollart.low", Target(low=-3)),
+            Figure("points_rollart.high", Target(high=3)),
+            Figure("kinds.slow.points_rollart.mean"),
+            Figure("kinds.slow.points_rollart.low"),
+            Figure("kinds.slow.points_rollart.high"),
+            Figure("points_plain.mean"),
+            Figure("points_plain.low"),
+            Figure("points_plain.high"),
+        ),
+    ),
 }
 
 

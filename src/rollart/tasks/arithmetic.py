@@ -44,8 +44,8 @@ class Arithmetic:
     def step(self, action: str) -> TextStep:
         if self._result is None:
             raise EnvironmentFault("step before reset: there is no problem yet")
-        if answer := _ANSWER.search(action):
-            right = int(answer[1]) == self._result
+        if (answer := answered(action)) is not None:
+            right = answer == self._result
             return TextStep(RIGHT if right else WRONG, float(right), done=True)
         if operation := _OPERATION.search(action):
             return TextStep(self._calculated(*operation.groups()))
@@ -82,6 +82,16 @@ class Arithmetic:
             sign, number = chance.choice(ways)
             problem, total = f"{problem}{sign}{number}", calculate(total, sign, number)
         return problem
+
+
+def answered(action: str) -> int | None:
+    """The answer in an action; None if there is none.
+
+    >>> answered("A 89"), answered("C 84+5")
+    (89, None)
+    """
+    found = _ANSWER.search(action)
+    return int(found[1]) if found else None
 
 
 def calculate(left: int, sign: str, right: int) -> int:
