@@ -48,9 +48,9 @@ def learn(
 
     --work latency: mode rollart as shipped (alpha 1), and with all-or-nothing groups (plain). Problems that end with a
     difference are slow: the calculator takes 0.5 s, longer than a training step, and a right answer needs it twice,
-    while a hasty answer is wrong at once. Problems that end with a sum are quick and accept a hasty answer. Training on
-    what ends early would make the agent hasty. Groups of 8, batches of 128; kinds are evaluated apart (kinds), and
-    success is their mean.
+    while a hasty answer is wrong at once. Problems that end with a sum are quick and accept a hasty answer. Groups of
+    8, batches of 128; kinds are evaluated apart (kinds), and success is their mean. It does not detect dropped prompts:
+    training on the quick kind alone teaches the slow kind too.
 
     All arms of a seed start from the same model. Checkpoints are evaluated after their run, on the same held-out
     prompts and without latency: the time of a run includes no evaluation.

@@ -1,9 +1,11 @@
-"""Arithmetic whose reward depends on its latency, to see whether training drops what is slow.
+"""Arithmetic whose reward depends on its latency, to compare modes that treat slow episodes differently.
 
 A problem that ends with a sum, such as 12*34+56, is quick: nothing takes time, and its first number is accepted as an
 estimate, beside its value. One that ends with a difference is slow: only its value is right, and every use of the
-calculator takes `slow_s`. So the quick kind rewards hasty answers, and in the slow kind, what ends early is wrong and
-what is right ends late: an agent that is trained on what is early learns to be hasty.
+calculator takes `slow_s`. So in the slow kind, what ends early is wrong and what is right ends late.
+
+Limit: the kinds share a skill. Calculating pays in both, and a small model that is trained on the quick kind alone
+learns the slow kind nearly as well.
 """
 
 import random
