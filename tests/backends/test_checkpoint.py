@@ -11,10 +11,11 @@ import pytest
 from checkpoint_parts import FILES, V1, V2, V3, contents, found, names, put
 
 import rollart
+import rollart.backends.trainers.checkpoint as checkpoint_module
 from rollart.backends.trainers.checkpoint import STATE, Checkpoints, NotSaved, _State, write_file
+from rollart.types.digests import bulk_digest
 from rollart.types.errors import RequestError
 from rollart.types.versions import Version
-from rollart.types.weights import bucket_digest
 
 HERE = Path(__file__).parent
 SOURCES = Path(rollart.__file__).parents[1]
@@ -198,10 +199,48 @@ def test_only_safetensors_and_json_of_the_folder_are_read(tmp_path, name, caplog
     folder = tmp_path / "step-00000002.epoch-0"
     (folder / "sub").mkdir()
     (folder / name).write_bytes(payload)
-    files = {file: bucket_digest(data) for file, data in contents(V2)} | {name: bucket_digest(payload)}
+    files = {file: bulk_digest(data) for file, data in contents(V2)} | {name: bulk_digest(payload)}
     (folder / STATE).write_bytes(_State(version=V2, files=files, facts={}).sealed())
     assert found(tmp_path) == V1
     assert "only safetensors and JSON" in caplog.text
+
+
+def test_a_checkpoint_of_an_earlier_rollart_is_verified(tmp_path, caplog):
+    """Its `state.json`, as it was written when digests did not name their algorithm."""
+    put(tmp_path, Version(0, 0))
+    folder = tmp_path / "step-00000001.epoch-0"
+    folder.mkdir()
+    (folder / "config.json").write_bytes(b"config")
+    (folder / STATE).write_bytes(
+        b'{"format":1,"version":[0,1],"files":{"config.json":"ef8007cb351bb8a01e4cab54f70e3536"},"facts":{"skipped":0},'
+        b'"digest":"4c5a91511585027c360e3b94d26ff7b3"}'
+    )
+    assert Checkpoints(tmp_path).newest().version == V1
+    (folder / "config.json").write_bytes(b"confih")
+    assert found(tmp_path) == Version(0, 0)
+    assert "config.json does not match" in caplog.text
+
+
+def test_a_checkpoint_of_a_newer_rollart_is_an_error_and_stays(tmp_path):
+    put(tmp_path, V1, V2)
+    files = {file: "xxh5:00" for file, _ in contents(V2)}
+    (tmp_path / "step-00000002.epoch-0" / STATE).write_bytes(_State(version=V2, files=files, facts={}).sealed())
+    checkpoints = Checkpoints(tmp_path)
+    with pytest.raises(RequestError, match=r"config\.json of checkpoint .*step-00000002\.epoch-0: .*'xxh5'"):
+        checkpoints.newest()
+    checkpoints.save(V3, contents(V3), {})
+    assert names(tmp_path) == ["step-00000002.epoch-0", "step-00000003.epoch-0"]
+
+
+def test_files_of_several_chunks_are_verified(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_module, "CHUNK_BYTES", 100)
+    put(tmp_path, V1, V2)
+    assert found(tmp_path) == V2
+    path = tmp_path / "step-00000002.epoch-0" / "model.safetensors"
+    data = path.read_bytes()
+    assert len(data) % 100
+    path.write_bytes(data[:-1] + b"?")
+    assert found(tmp_path) == V1
 
 
 def test_files_that_the_state_does_not_name_cannot_be_reached(tmp_path):

@@ -1,4 +1,6 @@
 import errno
+import hashlib
+import json
 import os
 import pickle
 import resource
@@ -169,6 +171,21 @@ def test_a_damaged_manifest_is_noticed(store, tmp_path, data):
     (tmp_path / "weights/step-00000001.epoch-0/manifest.json").write_bytes(data)
     with pytest.raises(DigestMismatch, match="manifest"):
         store.manifest(V[1])
+
+
+def test_a_version_of_an_earlier_rollart_is_read(store, tmp_path):
+    manifest, buckets = make(V[1])
+    old = tuple(hashlib.blake2b(data, digest_size=16).hexdigest() for data in buckets)
+    store.publish(msgspec.structs.replace(manifest, digests=old), buckets)
+    path = tmp_path / "weights/step-00000001.epoch-0/manifest.json"
+    whole = json.loads(path.read_bytes())
+    record = msgspec.json.encode(store.manifest(V[1]))
+    assert whole["digest"] == hashlib.blake2b(record, digest_size=16).hexdigest(), "as earlier versions wrote it"
+    assert [bytes(store.bucket(V[1], index)) for index in range(3)] == list(buckets)
+    bucket = path.with_name("bucket-00001.safetensors")
+    bucket.write_bytes(bucket.read_bytes()[:-1])
+    with pytest.raises(DigestMismatch):
+        store.bucket(V[1], 1)
 
 
 def test_a_missing_file_is_named(store, tmp_path):

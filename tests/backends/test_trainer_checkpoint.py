@@ -25,12 +25,12 @@ from rollart.backends.stores.memory import MemoryStore
 from rollart.backends.trainers.checkpoint import STATE, _State, write_file
 from rollart.backends.trainers.reference import ReferenceTrainer
 from rollart.backends.trainers.torch_trainer import TorchTrainer
+from rollart.types.digests import bulk_digest
 from rollart.types.errors import RequestError
 from rollart.types.messages import Publish, Published, Save, Saved, SaveFailed, Train, Trained
 from rollart.types.tokens import LOGPROB, TOKEN, Generated, Segment, TokenSequence, VersionRun
 from rollart.types.trajectory import TrainSample, Turn
 from rollart.types.versions import Version
-from rollart.types.weights import bucket_digest
 
 HERE = Path(__file__).parent
 SOURCES = Path(rollart.__file__).parents[1]
@@ -300,7 +300,7 @@ def test_a_pickle_is_never_run(trainer, tmp_path, monkeypatch):
     del files[STATE]
     for name in ("model.safetensors", "optimizer.safetensors", "random.safetensors"):
         (folder / name).write_bytes(payload)
-        digests = {file: bucket_digest((folder / file).read_bytes()) for file in files}
+        digests = {file: bulk_digest((folder / file).read_bytes()) for file in files}
         (folder / STATE).write_bytes(_State(version=V1, files=digests, facts={"skipped": 0}).sealed())
         with pytest.raises(RequestError, match="not safetensors"):
             trainer(root)
@@ -317,7 +317,7 @@ def test_optimiser_state_of_unknown_parameters_is_refused(trainer, tmp_path):
     folder = tmp_path / "step-00000001.epoch-0"
     save_file({"unknown.weight/exp_avg": torch.zeros(2)}, folder / "optimizer.safetensors")
     files = json.loads((folder / STATE).read_text())["files"]
-    digests = {name: bucket_digest((folder / name).read_bytes()) for name in files}
+    digests = {name: bulk_digest((folder / name).read_bytes()) for name in files}
     (folder / STATE).write_bytes(_State(version=V1, files=digests, facts={"skipped": 0}).sealed())
     with pytest.raises(RequestError, match=r"unknown\.weight"):
         trainer(tmp_path)

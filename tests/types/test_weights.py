@@ -1,9 +1,11 @@
 """A version is known to have arrived whole, or refused."""
 
+import hashlib
+
 import msgspec
 import pytest
 
-from rollart.types.errors import DigestMismatch, WeightError
+from rollart.types.errors import DigestMismatch, UnknownDigest, WeightError
 from rollart.types.versions import Version
 from rollart.types.weights import Manifest, TensorEntry, WeightKind, bucket_digest, verify_bucket
 
@@ -31,9 +33,19 @@ def test_anything_else_is_refused(data: bytes) -> None:
     assert isinstance(caught.value, WeightError)
 
 
-def test_a_digest_is_128_bits_of_hex() -> None:
-    assert len(bucket_digest(b"")) == 32
-    assert bucket_digest(b"a") != bucket_digest(b"b")
+def test_a_manifest_of_an_earlier_rollart_is_verified() -> None:
+    old = tuple(hashlib.blake2b(bucket, digest_size=16).hexdigest() for bucket in BUCKETS)
+    manifest = msgspec.structs.replace(MANIFEST, digests=old)
+    verify_bucket(manifest, 0, BUCKETS[0])
+    with pytest.raises(DigestMismatch, match=r"bucket 0 of v0\.3"):
+        verify_bucket(manifest, 0, BUCKETS[1])
+
+
+def test_a_manifest_of_a_newer_rollart_is_refused_and_not_called_damaged() -> None:
+    manifest = msgspec.structs.replace(MANIFEST, digests=("xxh5:00", "xxh5:00"))
+    with pytest.raises(UnknownDigest, match="'xxh5'") as caught:
+        verify_bucket(manifest, 0, BUCKETS[0])
+    assert isinstance(caught.value, WeightError)
 
 
 def test_the_size_of_a_version_is_that_of_its_buckets() -> None:

@@ -19,7 +19,8 @@
     │   └── RewardFault
     ├── WeightError            a version cannot be served
     │   ├── VersionMissing
-    │   └── DigestMismatch
+    │   ├── DigestMismatch
+    │   └── UnknownDigest
     └── InvariantBroken        an invariant of the design is violated: a bug of ours, never swallowed
         └── NegativeStaleness
 
@@ -139,6 +140,10 @@ class VersionMissing(WeightError):
 
 class DigestMismatch(WeightError):
     """A bucket's bytes do not match the digest in the manifest."""
+
+
+class UnknownDigest(WeightError):
+    """A digest is of an algorithm that this version of rollart does not know."""
 
 
 class InvariantBroken(RollartError):

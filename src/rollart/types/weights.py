@@ -1,10 +1,10 @@
 """Manifests of weight versions: what a version consists of, and how to verify that it arrived complete."""
 
 import enum
-import hashlib
 
 import msgspec
 
+from rollart.types.digests import bulk_digest, matches
 from rollart.types.errors import DigestMismatch
 from rollart.types.versions import Version
 
@@ -51,12 +51,13 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def bucket_digest(data: bytes | memoryview) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+    """Digest of a bucket, as in `Manifest.digests`."""
+    return bulk_digest(data)
 
 
 def verify_bucket(manifest: Manifest, index: int, data: bytes | memoryview) -> None:
-    """Raise `DigestMismatch` unless the bytes match the bucket's digest."""
-    if bucket_digest(data) != manifest.digests[index]:
+    """Raise `DigestMismatch` unless the bytes match the bucket's digest; `UnknownDigest` if that cannot be computed."""
+    if not matches(manifest.digests[index], (data,)):
         raise DigestMismatch(
             f"bucket {index} of {manifest.version} does not have the digest of its manifest: "
             "the transfer was cut or corrupted. The version in service stays; publish the version again."

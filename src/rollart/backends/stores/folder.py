@@ -39,12 +39,12 @@ from rollart.backends.stores.rules import (
     check_index,
     check_newer,
     check_not_needed,
-    manifest_digest,
     not_held,
     sealed,
     with_dependencies,
 )
 from rollart.backends.stores.wrapping import LENGTH_BYTES, data_start, header
+from rollart.types.digests import record_digest
 from rollart.types.errors import DigestMismatch, RequestError, VersionMissing, WeightError
 from rollart.types.versions import Version
 from rollart.types.weights import Manifest, verify_bucket
@@ -121,7 +121,7 @@ class FolderStore:
         data = self._read(version, MANIFEST, lambda path: path.read_bytes())
         try:
             whole = msgspec.json.decode(data, type=_Sealed)
-            if manifest_digest(bytes(whole.manifest)) == whole.digest:
+            if record_digest(bytes(whole.manifest)) == whole.digest:
                 return msgspec.json.decode(whole.manifest, type=Manifest)
         except (msgspec.DecodeError, UnicodeDecodeError):
             pass

@@ -1,10 +1,10 @@
 """Checks shared by all weight stores, with the same messages."""
 
-import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
+from rollart.types.digests import record_digest
 from rollart.types.errors import VersionMissing, WeightError
 from rollart.types.versions import Version
 from rollart.types.weights import Manifest
@@ -91,8 +91,4 @@ def not_held(version: Version, held: Iterable[Version]) -> VersionMissing:
 def sealed(manifest: Manifest) -> tuple[bytes, str]:
     """A manifest as JSON, and its digest, by which a reader in another process verifies it."""
     data = msgspec.json.encode(manifest)
-    return data, manifest_digest(data)
-
-
-def manifest_digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+    return data, record_digest(data)

@@ -43,12 +43,12 @@ from rollart.backends.stores.rules import (
     check_index,
     check_newer,
     check_not_needed,
-    manifest_digest,
     not_held,
     sealed,
     with_dependencies,
     with_dependents,
 )
+from rollart.types.digests import record_digest
 from rollart.types.errors import DigestMismatch, RequestError, VersionMissing, WeightError
 from rollart.types.versions import Version
 from rollart.types.weights import Manifest, verify_bucket
@@ -268,7 +268,7 @@ class SharedMemoryStore:
         if known is not None:
             return known
         data = os.pread(slot, held.manifest_bytes, 0)
-        if manifest_digest(data) != held.manifest_digest:
+        if record_digest(data) != held.manifest_digest:
             raise DigestMismatch(f"the manifest of {held.version} was damaged in {self._folder}; publish it again")
         manifest = msgspec.json.decode(data, type=Manifest)
         self._manifests = {held.manifest_digest: manifest}

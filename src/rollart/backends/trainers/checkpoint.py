@@ -10,29 +10,31 @@ Invariants:
   killed at any point leaves every named folder complete.
 - A failed save leaves nothing behind and does not touch earlier checkpoints.
 - Everything read is verified by digest first; a damaged checkpoint is skipped for the one before it, with a warning.
+- A checkpoint of a newer rollart, with digests that this one cannot compute, is an error: it is not damaged, and stays.
 - Only JSON and safetensors are read, and only files listed in `state.json`: nothing in a folder is ever executed.
 - Versions only grow, so a stale trainer that was replaced can neither hide nor remove its successor's checkpoints.
 """
 
-import hashlib
 import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from rollart.types.errors import RequestError
+from rollart.types.digests import bulk_digest, matches, record_digest
+from rollart.types.errors import RequestError, UnknownDigest
 from rollart.types.versions import Version
-from rollart.types.weights import bucket_digest
 
 logger = logging.getLogger(__name__)
 
 STATE = "state.json"
+CHUNK_BYTES = 1 << 20
+"""Read at once to verify a file: small enough to stay in the cache until it is hashed."""
 READABLE = (".safetensors", ".json")
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -86,7 +88,7 @@ class _State(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     def own_digest(self) -> str:
         bare = msgspec.structs.replace(self, digest="")
-        return bucket_digest(msgspec.json.encode(bare, order="deterministic"))
+        return record_digest(msgspec.json.encode(bare, order="deterministic"))
 
     def sealed(self) -> bytes:
         whole = msgspec.structs.replace(self, digest=self.own_digest())
@@ -138,7 +140,7 @@ class Checkpoints:
                 digests = {}
                 for name, data in files:
                     self._write(draft / name, data)
-                    digests[name] = bucket_digest(data)
+                    digests[name] = bulk_digest(data)
                 self._write(draft / STATE, _State(version=version, files=digests, facts=dict(facts)).sealed())
                 sync_folder(draft)
                 draft.rename(folder)
@@ -214,13 +216,22 @@ def _verified(folder: Path, version: Version) -> Checkpoint:
         if name != Path(name).name or not (name.endswith(READABLE) or name in TOKENIZER_FILES):
             raise _Damaged(f"{STATE} lists {name!r}; only safetensors and JSON in this folder are read")
         try:
-            with (folder / name).open("rb") as file:
-                found = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+            intact = matches(digest, _chunks(folder / name))
         except OSError as error:
             raise _Damaged(f"cannot read {name}: {error}") from error
-        if found != digest:
+        except UnknownDigest as error:
+            raise RequestError(f"cannot verify {name} of checkpoint {folder}: {error}") from error
+        if not intact:
             raise _Damaged(f"{name} does not match its digest in {STATE}")
     return Checkpoint(version, folder, state.files, state.facts)
+
+
+def _chunks(path: Path) -> Iterator[memoryview]:
+    """Content of a file, in chunks that are valid until the next one."""
+    buffer = memoryview(bytearray(CHUNK_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            yield buffer[:count]
 
 
 def write_folder(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
