@@ -9,10 +9,10 @@ VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 ARGS ?=
 
-.PHONY: help venv venv-vllm test test-vllm repeat mutate kills train sim bench clean
+.PHONY: help venv venv-vllm test test-vllm test-long cluster-tools repeat mutate kills train sim bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(INSTALLED) ## create .venv with the pinned versions; does nothing while they are current
 
@@ -26,7 +26,7 @@ BY_FILE := $(addprefix tests/,app backends bench cli distributed ports)
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt "$$(grep '^torch==' constraints.txt)"
-	$(PIP) install -c constraints.txt -e '.[train,lora,dev]'
+	$(PIP) install -c constraints.txt -e '.[train,lora,serve,dev]'
 	@touch $@
 
 test: $(INSTALLED) ## lint, types, import contracts, tests: all that has to hold before a commit
@@ -38,6 +38,14 @@ test: $(INSTALLED) ## lint, types, import contracts, tests: all that has to hold
 	$(BIN)/pytest -n auto $(SIDE_BY_SIDE)
 	$(BIN)/pytest -n 2 --dist loadfile $(BY_FILE)
 	$(BIN)/pytest $(foreach folder,$(SIDE_BY_SIDE) $(BY_FILE),--ignore=$(folder)) tests src
+
+# Without these the tests on nodes are skipped, each with the reason.
+cluster-tools: ## install what the tests on nodes need: iproute2, by apt-get as root
+	command -v ip > /dev/null && command -v ss > /dev/null || \
+		{ apt-get update -qq && apt-get install -qq -y --no-install-recommends iproute2; }
+
+test-long: $(INSTALLED) ## the tests that take a minute or more, which `make test` leaves out: kills, clusters; as root
+	$(BIN)/pytest -m long --timeout=900 tests $(ARGS)
 
 repeat: $(INSTALLED) ## tests again and again, in random order, for those that need luck; folders and options in ARGS
 	$(BIN)/python tools/repeat_tests.py $(ARGS)

@@ -38,7 +38,7 @@ def rank_server():
 @pytest.fixture
 def forked_ranks(rank_server, monkeypatch):
     """Trainers with several ranks start in a moment."""
-    monkeypatch.setattr("rollart.backends.trainers.ranks.start_process", rank_server.start)
+    monkeypatch.setattr("rollart.backends.trainers.child_ranks.start_process", rank_server.start)
 
 
 @pytest.fixture(params=["native", "torch"])

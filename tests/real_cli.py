@@ -1,5 +1,6 @@
 """The real command in a process of its own, and a task small enough to train in seconds."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -42,11 +43,11 @@ class Maze:
         return f"maze {seed}", {}
 
     def step(self, action):
-        return "next", len(action) / 4, not action.isascii(), False, {"artifact": action}
+        return "next", len(action) / 4, not action.isascii(), False, {}
 
 
-def judged(score):
-    return float(len(score.artifact))
+def judged(t):
+    return float(len(t.final_text))
 """
 
 
@@ -56,9 +57,10 @@ class Done(NamedTuple):
     err: str
 
 
-def rollart(*words: str | Path, cwd: Path, timeout_s: float = 250.0) -> Done:
+def rollart(*words: str | Path, cwd: Path, timeout_s: float = 250.0, **variables: str) -> Done:
     command = [*COMMAND, *map(str, words)]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout_s, check=False)
+    env = {**os.environ, **variables}
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout_s, check=False, env=env)
     assert "Traceback" not in done.stderr, done.stderr
     return Done(done.returncode, done.stdout, done.stderr)
 

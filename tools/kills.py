@@ -3,7 +3,8 @@
 A seed is one small run of two tasks on two pools, with one kill and sometimes a second one:
 
     target   the controller; the trainer; an engine; an environment worker; Ray's raylet; Ray's GCS server; everything
-             at once, including Ray and its reaper
+             at once, including Ray and its reaper. With `--runtime cluster`, on four Ray nodes of this machine: the
+             first four, a node with everything on it, and the head of the cluster
     when     start        while the run, the worker, or Ray starts
              step         after a step of the run
              checkpoint   while a checkpoint is being written
@@ -15,8 +16,11 @@ are gone. Then this must hold: the run ends by itself with exit code 0, `rollart
 nor right after the kill, all steps are in the journal and in the metrics, the last checkpoint loads, and nothing is
 left: no process, no shared memory, no folder of Ray.
 
+A run on a cluster recovers from the loss of a node by itself, with what is left; a run that lost the head is resumed on
+a new cluster.
+
 This process adopts orphans, so the processes of a run are exactly its descendants. Workers are identified by the log
-that they write to, Ray's own processes by their programs.
+that they write to, on a cluster by their titles, Ray's own processes by their programs.
 """
 
 import argparse
@@ -45,12 +49,13 @@ from rollart.policy.lineage import replay
 from rollart.types.errors import RollartError
 
 STEPS = 8
+CHECKPOINT_EVERY = 2
 CONFIG = f"""
 name = "kills"
 steps = {STEPS}
 alpha = 1
 eval_every = 4
-checkpoint_every = 2
+checkpoint_every = {CHECKPOINT_EVERY}
 codec = "rollart.backends.environments.codec:LetterCodec"
 
 [batch]
@@ -95,6 +100,20 @@ head_dim = 16
 max_position_embeddings = 512
 tie_word_embeddings = true
 """
+NODES = "cpu=1,near=1,far=1,training=1"
+ON_NODES = """
+[pools.near]
+labels = { "rollart/kind" = "near" }
+[pools.far]
+labels = { "rollart/kind" = "far" }
+[pools.training]
+engines = 0
+labels = { "rollart/kind" = "training" }
+
+[trainer]
+pool = "training"
+"""
+CLUSTER_CONFIG = CONFIG.replace("[pools.near]\n[pools.far]\n\n[trainer]\n", ON_NODES)
 ROLLART = [sys.executable, "-c", "from rollart.cli.main import main; main()"]
 SHARED_MEMORY = Path("/dev/shm")
 PR_SET_CHILD_SUBREAPER = 36
@@ -118,6 +137,8 @@ class Target(enum.StrEnum):
     RAYLET = "raylet"
     GCS_SERVER = "gcs_server"
     EVERYTHING = "everything"
+    NODE = "node"
+    HEAD = "head"
 
 
 class When(enum.StrEnum):
@@ -127,9 +148,14 @@ class When(enum.StrEnum):
     END = "end"
 
 
-KINDS = {"ray": tuple(Target), "inline": (Target.CONTROLLER,)}
-RAY = {Target.RAYLET: "raylet", Target.GCS_SERVER: "GCS server"}
-"""Ray's own processes, as messages name them."""
+WORKERS = (Target.TRAINER, Target.ENGINE, Target.ENVIRONMENT)
+KINDS = {
+    "ray": (Target.CONTROLLER, *WORKERS, Target.RAYLET, Target.GCS_SERVER, Target.EVERYTHING),
+    "inline": (Target.CONTROLLER,),
+    "cluster": (Target.NODE, Target.CONTROLLER, Target.NODE, *WORKERS, Target.HEAD),
+}
+RAY = {Target.RAYLET: "Ray's raylet", Target.GCS_SERVER: "Ray's GCS server", Target.HEAD: "the "}
+"""What a run cannot do without, as messages name it: of a cluster, its head or the node of the controller."""
 FATAL = (Target.CONTROLLER, Target.EVERYTHING, *RAY)
 """Targets from which a run does not recover by itself."""
 
@@ -232,13 +258,31 @@ def descendants(started: int | None) -> list[int]:
     return found
 
 
+def words(pid: int) -> str:
+    """Command line of a process, or the title that it gave itself."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
 def named(pid: int) -> str:
     """Readable name of a process."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        return f"process {pid}"
-    return f"process {pid}: {words[:120]}"
+    return f"process {pid}: {words(pid)[:120]}"
+
+
+def below(pid: int) -> list[int]:
+    """Descendants of a process."""
+    found, ahead = [], [pid]
+    while ahead:
+        children = Path(f"/proc/{ahead.pop()}/task")
+        for thread in children.iterdir() if children.is_dir() else ():
+            try:
+                ahead += (more := [int(child) for child in (thread / "children").read_text().split()])
+            except OSError:
+                continue
+            found += more
+    return found
 
 
 def program(pid: int) -> str:
@@ -278,7 +322,8 @@ class Run:
         self._scratch = scratch
         self._runtime = runtime
         (scratch / "t").mkdir()
-        (scratch / "run.toml").write_text(CONFIG, encoding="utf-8")
+        config = CLUSTER_CONFIG if runtime == "cluster" else CONFIG
+        (scratch / "run.toml").write_text(config, encoding="utf-8")
         self._controllers: list[int] = []
         self._process: subprocess.Popen[bytes]
         self._log: Path
@@ -288,23 +333,45 @@ class Run:
         """Start or resume the run; returns whether it was a resume. Without a config there is nothing to resume."""
         resume = (self.folder / "config.json").exists()
         new = [str(self._scratch / "run.toml"), "--out", str(self.folder)]
-        words = ["--resume", str(self.folder)] if resume else new
+        what = ["--resume", str(self.folder)] if resume else new
+        where = ["--runtime", self._runtime]
+        if self._runtime == "cluster":
+            self._cluster_up()
+            where = ["--address", "auto"]
         self._log = self._scratch / f"{len(self._controllers)}.log"
         self._drafts_before = self._drafts()
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [*ROLLART, "train", *words, "--runtime", self._runtime, "--json"],
+                [*ROLLART, "train", *what, *where, "--json"],
+                cwd=self._scratch if self._runtime == "cluster" else None,  # it travels
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
-                env={
-                    **os.environ,
-                    "TMPDIR": str(self._scratch / "t"),
-                    "TORCHINDUCTOR_CACHE_DIR": str(self._scratch / "torch"),  # it is meant to stay
-                },
+                env=self._environment(),
             )
         self._controllers.append(self._process.pid)
         return resume
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "TMPDIR": str(self._scratch / "t"),
+            "TORCHINDUCTOR_CACHE_DIR": str(self._scratch / "torch"),  # it is meant to stay
+        }
+
+    def _cluster_up(self) -> None:
+        """A new cluster, unless the last one still has its head."""
+        if not self._raylets(head=True):
+            self._cluster("down")
+            self._cluster("up", "--nodes", NODES, "--num-cpus", "8", "--num-gpus", "0")
+
+    def _cluster(self, *arguments: str) -> None:
+        command = [*ROLLART, "cluster", *arguments]
+        subprocess.run(command, env=self._environment(), capture_output=True, check=True, timeout=LIMIT_S)
+
+    def _raylets(self, *, head: bool) -> list[int]:
+        found = [pid for pid in descendants(None) if program(pid) == Target.RAYLET]
+        return [pid for pid in found if ("--head" in words(pid)) == head]
 
     def living(self) -> list[int]:
         return descendants(self._process.pid)
@@ -341,11 +408,24 @@ class Run:
                 for pid in left:
                     kill(pid)
             return alive
+        if order.target in (Target.NODE, Target.HEAD):
+            return self._strike_node(order)
         # Wait for a process that is restarting after an earlier kill.
         if not self._until(lambda: bool(self._processes(order.target)), look_s=0.02):
             return False
         found = self._processes(order.target)
         return bool(found) and kill(found[int(order.which * len(found))])
+
+    def _strike_node(self, order: Kill) -> bool:
+        """Kill a raylet and everything below it; with the head, Ray's GCS too."""
+        found = self._raylets(head=order.target is Target.HEAD)
+        if not found or self._process.poll() is not None:
+            return False
+        raylet = found[int(order.which * len(found))]
+        victims = [raylet, *below(raylet)]
+        if order.target is Target.HEAD:
+            victims += [pid for pid in self.living() if program(pid) == Target.GCS_SERVER]
+        return sum(kill(pid) for pid in victims) > 0
 
     def _until(self, condition: Callable[[], bool], look_s: float = LOOK_S) -> bool:
         """Wait for a condition; returns whether it came true before the process ended."""
@@ -354,8 +434,10 @@ class Run:
 
     def _processes(self, target: Target) -> list[int]:
         """Ray's own process, or the workers of a role."""
+        if target in (Target.NODE, Target.HEAD):
+            return self._raylets(head=target is Target.HEAD)
         if target not in RAY:
-            return self._workers(target)
+            return self._titled(target) if self._runtime == "cluster" else self._workers(target)
         return [pid for pid in self.living() if program(pid) == target.value]
 
     def _workers(self, role: Target) -> list[int]:
@@ -370,6 +452,10 @@ class Run:
                 found[str(log)] = pid
         return [found[log] for log in sorted(found)]
 
+    def _titled(self, role: Target) -> list[int]:
+        """Workers of a role on a cluster, whose logs may be anywhere."""
+        return sorted(pid for pid in self.living() if words(pid).startswith(f"rollart: {role} "))
+
     def _step(self) -> int:
         """The last step that this process logged."""
         return max((int(number) for number in _STEP.findall(self._log.read_bytes())), default=0)
@@ -379,6 +465,8 @@ class Run:
         return {entry.name for entry in folder.iterdir() if entry.suffix == ".tmp"} if folder.is_dir() else set()
 
     def _saving(self) -> bool:
+        if self._runtime == "cluster":  # it is written elsewhere, and sent
+            return self._step() % CHECKPOINT_EVERY == 0
         return bool(self._drafts() - self._drafts_before)
 
     def end_without(self, target: Target) -> tuple[bool, str]:
@@ -393,7 +481,7 @@ class Run:
             return True, f"without its {target} it did not end within {ENDS_S:g} s: {self._log_tail()}"
         lines = self._log.read_text(errors="replace").splitlines()
         errors = [line for line in lines if line.startswith("rollart: ")]
-        expected = f"RuntimeLost: Ray's {RAY[target]}"
+        expected = f"RuntimeLost: {RAY[target]}"
         if code and not (len(errors) == 1 and expected in errors[0] and "--resume" in errors[0]):
             return True, f"without its {target}, exit code {code}: {self._log_tail()}"
         return code != 0, ""
@@ -412,6 +500,8 @@ class Run:
 
     def remains(self) -> list[str]:
         """Processes, folders and shared memory that outlived the run."""
+        if self._runtime == "cluster":
+            self._cluster("down")
         within(GONE_S, lambda: not self.living(), 0.05)
         left = [named(pid) for pid in self.living()]
         for pid in self.living():
@@ -481,7 +571,7 @@ def try_seed(seed: int, runtime: str, scratch: Path) -> Outcome:
             outcome.violations += [failed] if failed else []
         if ended:
             outcome.violations += [f"after the kill: {wrong}" for wrong in run.audit()]
-            if planned.patient and not within(GONE_S, lambda: not run.living(), 0.05):
+            if planned.patient and runtime != "cluster" and not within(GONE_S, lambda: not run.living(), 0.05):
                 outcome.leftovers += [f"after the kill: {named(pid)}" for pid in run.living()]
             outcome.started_again_s.append(round(time.monotonic() - began, 1))
             outcome.resumed += run.start()

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from rollart.config.schema import RunConfig
     from rollart.ports.environment import TextEnvironment, TextStep
     from rollart.types.errors import ConfigError, RequestError, RollartError, RunError
-    from rollart.types.messages import ScoreRequest
     from rollart.types.trajectory import Prompt
+    from rollart.types.transcript import Transcript
 
 __version__ = "0.1.0"
 __all__ = [
@@ -24,10 +24,10 @@ __all__ = [
     "RollartError",
     "RunConfig",
     "RunError",
-    "ScoreRequest",
     "Task",
     "TextEnvironment",
     "TextStep",
+    "Transcript",
     "run",
     "tiny_model",
 ]
@@ -37,8 +37,8 @@ _HOMES = {
     "config.schema": ("RunConfig",),
     "ports.environment": ("TextEnvironment", "TextStep"),
     "types.errors": ("ConfigError", "RequestError", "RollartError", "RunError"),
-    "types.messages": ("ScoreRequest",),
     "types.trajectory": ("Prompt",),
+    "types.transcript": ("Transcript",),
 }
 """Where each name lives."""
 

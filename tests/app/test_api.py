@@ -23,14 +23,14 @@ LAKE = "rollart.tasks.frozenlake:FrozenLake"
 RETURN = "rollart.backends.rewards.functions:episode_return"
 
 
-def judged(score: api.ScoreRequest) -> float:
-    return float(len(score.artifact))
+def judged(t: api.Transcript) -> float:
+    return float(len(t.final_text))
 
 
 def test_the_public_names() -> None:
     assert set(api.__all__) == {
         "ConfigError", "HeldOut", "Prompt", "RequestError", "Result", "RollartError", "RunConfig", "RunError",
-        "ScoreRequest", "Task", "TextEnvironment", "TextStep", "run", "tiny_model",
+        "Task", "TextEnvironment", "TextStep", "Transcript", "run", "tiny_model",
     }  # fmt: skip
     assert all(getattr(api, name) is not None for name in api.__all__)
     assert set(api.__all__) <= set(dir(api))
@@ -61,7 +61,19 @@ def test_a_task_is_its_settings_with_paths_for_what_was_given() -> None:
         "hardware": "fast",
         "max_turns": 3,
     }
-    assert api.Task(LAKE).reward == RETURN
+    assert [reward.function for reward in api.Task(LAKE).all_rewards] == [RETURN]
+
+
+def test_a_task_may_have_several_rewards() -> None:
+    task = api.Task(FrozenLake, rewards=[judged, {"function": judged, "name": "again", "weight": 0.2, "default": 0}])
+    assert [(reward.label, reward.function, reward.weight, reward.default) for reward in task.all_rewards] == [
+        ("judged", f"{__name__}:judged", 1.0, None),
+        ("again", f"{__name__}:judged", 0.2, 0.0),
+    ]
+    tables = merged({}, {"tasks": {"lake": task}})
+    assert check(TaskSettings, tables["tasks"]["lake"]).all_rewards == task.all_rewards
+    with pytest.raises(ConfigError, match="did you mean weight"):
+        api.Task(FrozenLake, rewards=[{"function": judged, "wieght": 2}])
 
 
 @pytest.mark.parametrize(
@@ -182,10 +194,10 @@ class Maze:
         return f"maze {seed}", {}
 
     def step(self, action):
-        return "next", 0.0, True, False, {"artifact": action}
+        return "next", 0.0, True, False, {}
 
-def judged(score: rollart.ScoreRequest) -> float:
-    return float(len(score.artifact))
+def judged(t: rollart.Transcript) -> float:
+    return float(len(t.final_text))
 
 def main(runtime):
     task = rollart.Task(Maze, judged, environments=8, max_turn_tokens=4, max_context=200)

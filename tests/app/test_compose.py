@@ -97,13 +97,13 @@ def test_tasks_with_the_same_reward_function_share_its_workers():
     tasks = {"lake": {}, "river": {}, "sea": {"reward": "builtins:max"}}
     shared = RunConfig(tasks=tasks, pools={"local": {}}, batch={"trajectories": 24}, reward_workers=2)
     rewards = {
-        spec.name: (spec.settings["function"], spec.settings["tasks"])
+        spec.name: (spec.settings["function"], spec.settings["rewards"])
         for spec in worker_specs(shared, None, None)
         if spec.role is Role.REWARD
     }
     assert rewards == {
-        "reward/lake/0": (own, ("lake", "river")),
-        "reward/lake/1": (own, ("lake", "river")),
-        "reward/sea/0": ("builtins:max", ("sea",)),
-        "reward/sea/1": ("builtins:max", ("sea",)),
+        "reward/lake/0": (own, ("lake/episode_return", "river/episode_return")),
+        "reward/lake/1": (own, ("lake/episode_return", "river/episode_return")),
+        "reward/sea/0": ("builtins:max", ("sea/max",)),
+        "reward/sea/1": ("builtins:max", ("sea/max",)),
     }

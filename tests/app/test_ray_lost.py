@@ -63,7 +63,10 @@ def saved(journal: Path) -> bool:
         return False  # it has no tables yet
 
 
-@pytest.mark.parametrize(("program", "name"), [("raylet", "raylet"), ("gcs_server", "GCS server")])
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [("raylet", "raylet"), pytest.param("gcs_server", "GCS server", marks=pytest.mark.long)],
+)
 @pytest.mark.timeout(240)
 def test_a_run_without_its_ray_ends_with_a_reason_and_can_be_resumed(program: str, name: str, tmp_path: Path) -> None:
     small_task(tmp_path)

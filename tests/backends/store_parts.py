@@ -17,8 +17,8 @@ SPAWN = multiprocessing.get_context("spawn")
 POINTS: dict[str, tuple[Any, str, int]] = {
     "shared: before its slot is taken": (shared_module.SharedMemoryStore, "_claim", 1),
     "shared: slot taken, nothing written": (shared_module.SharedMemoryStore, "_mapped", 1),
-    "shared: first bucket written": (shared_module, "verify_bucket", 1),
-    "shared: last bucket written": (shared_module, "verify_bucket", 3),
+    "shared: first bucket written": (shared_module, "copy_bucket", 2),
+    "shared: all but the last bucket written": (shared_module, "copy_bucket", 3),
     "shared: before the commit": (shared_module, "_replace", 2),
     "folder: before its draft is made": (folder_module.FolderStore, "_clear_drafts", 1),
     "folder: first bucket written": (folder_module, "verify_bucket", 1),

@@ -11,7 +11,7 @@ from rollart.backends.engines.torch_engine import TorchEngine
 from rollart.backends.stores.adapters import merge_now
 from rollart.backends.stores.memory import MemoryStore
 from rollart.backends.stores.tensors import pack
-from rollart.backends.trainers.publishing import Publisher
+from rollart.backends.trainers.publishing import Publisher, WholeDraft
 from rollart.backends.trainers.torch_trainer import TorchTrainer
 from rollart.config.training import LoraSettings, TrainerSettings
 from rollart.types.errors import RequestError, WeightError
@@ -140,24 +140,28 @@ def test_a_broken_adapter_costs_the_engine_nothing():
     assert driver.ask(Update(V3)) == [Updated(V3)]
 
 
+def drafting(tensors):
+    return lambda version, parent, kind: WholeDraft(version, parent, kind, tensors, 8192)
+
+
 def test_the_version_that_adapters_are_on_is_kept():
     store = MemoryStore()
-    publisher = Publisher(store, bucket_bytes=8192, keep=1)
+    publisher = Publisher(store, keep=1)
     versions = [Version(0, step) for step in range(6)]
     kinds = [WeightKind.FULL, WeightKind.ADAPTER, WeightKind.ADAPTER, WeightKind.FULL, WeightKind.FULL]
     kept = []
     for version, kind in zip(versions, kinds, strict=False):
         tensors = tiny_model().state_dict() if kind is WeightKind.FULL else factors()
-        result = publisher.start(version, lambda tensors=tensors: tensors, kind).result()
+        result = publisher.start(version, drafting(tensors), kind).result()
         assert isinstance(result, Published)
         kept.append(sorted(held.step for held in store._versions))
     assert kept == [[0], [0, 1], [0, 2], [3], [4]]
 
 
 def test_a_store_that_loses_the_base_is_named():
-    publisher = Publisher(MemoryStore(), bucket_bytes=8192, keep=2)
+    publisher = Publisher(MemoryStore(), keep=2)
     publisher._published.append(publish(MemoryStore(), V1))
-    result = publisher.start(V2, factors, WeightKind.ADAPTER).result()
+    result = publisher.start(V2, drafting(factors()), WeightKind.ADAPTER).result()
     assert isinstance(result, TrainerFailed)
     assert f"on {V1}, which the store does not hold" in result.reason
 

@@ -122,7 +122,7 @@ def test_an_episode_in_tokens():
         1, 1, Segment.of(driver.codec.render("ahoi ä", first=False)), 0.5, state=state_key("ahoi ä".encode())
     )
     third = one(driver, step(1, 2, "done"))
-    assert (third.reward, third.done, third.truncated, third.artifact) == (1.0, True, False, b"feather")
+    assert (third.reward, third.done, third.truncated, third.transcript) == (1.0, True, False, b"")
     driver.send(Close(1))
     driver.slice()
     assert BUILT[0].closed.wait(PATIENCE_S)

@@ -149,7 +149,7 @@ def test_what_is_not_of_gymnasiums_form_is_named():
 @pytest.mark.parametrize(
     ("info", "artifact"), [({"artifact": "ä"}, "ä".encode()), ({"artifact": b"x"}, b"x"), ({}, b"")]
 )
-def test_what_the_reward_function_judges_is_in_the_info(info, artifact):
+def test_the_artifact_is_in_the_info(info, artifact):
     class Judged:
         def reset(self, seed, options):  # noqa: ARG002
             return "hi", {}

@@ -1,4 +1,4 @@
-"""Partition of micro-batches over ranks: nothing is lost, budgets are kept, and ranks are balanced."""
+"""Micro-batches of a rank: nothing is lost, budgets are kept, and passes are balanced."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from packed_parts import samples
 from parts import VOCABULARY
 
 from rollart.backends.trainers.packing import Item, items, micro_batches
-from rollart.backends.trainers.rank_partition import filler_batch, partition
+from rollart.backends.trainers.rank_partition import _balanced, filler_batch, parts_of
 
 
 def rows(count, seed=0):
@@ -40,33 +40,33 @@ def names(batches) -> list[int]:
     return sorted(item.trajectory for item in members)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 40])
 @pytest.mark.parametrize("budget", [1, 100, 350, 10_000])
-def test_every_sequence_is_dealt_once_within_the_budget(ranks, count, budget):
+def test_every_sequence_is_in_one_micro_batch_within_the_budget(count, budget):
     own = rows(count)
-    parts = partition(own, budget, ranks)
-    assert len(parts.shards) == ranks
-    assert names(parts.batches) == list(range(count))
-    whole = micro_batches(own, budget)
-    assert parts.passes == -(-len(whole) // ranks)  # no more than the budget asks for
-    for batch in parts.batches:
+    part, nothing = parts_of([own, []], budget, ranks=1)
+    assert names(part.own) == list(range(count))
+    assert part.passes == part.batches == len(part.own)
+    assert part.fillers == 0
+    assert part.tokens == sum(batch.tokens for batch in part.own)
+    for batch in part.own:
         assert batch.tokens <= budget or len(batch.items) == 1
-    assert partition(own, budget, ranks) == parts
-    if ranks == 1:
-        assert parts.shards == [whole]
+    assert nothing == ([], 0, 0, 0)
+    assert parts_of([own], budget, ranks=1) == [part]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("budget", [400, 100_000])
-def test_ranks_have_nearly_the_same_to_do(ranks, budget):
-    parts = partition(rows(90), budget, ranks)
-    for number in range(parts.passes):
-        sizes = [shard[number].tokens for shard in parts.shards]  # all have work, in every pass
-        assert max(sizes) <= 1.25 * min(sizes)
+@pytest.mark.parametrize("more", [0, 1, 5])
+def test_passes_are_of_nearly_equal_size(more):
+    """Other ranks may need more passes than this one."""
+    own = rows(90)
+    cut = micro_batches(own, 400)
+    finer = _balanced(own, cut, len(cut) + more, 400)
+    assert names(finer) == list(range(90))
+    assert len(finer) <= len(cut) + more
+    sizes = [batch.tokens for batch in finer]
+    assert max(sizes) <= 1.25 * sum(sizes) / len(sizes)
 
 
-def test_the_shortest_is_the_least_work():
-    own = rows(20)
-    (only,) = filler_batch(own).items
-    assert only.fed.size == min(row.fed.size for row in own)
+def test_a_filler_is_the_least_work():
+    (only,) = filler_batch().items
+    assert only.fed.size == only.targets.size == 1

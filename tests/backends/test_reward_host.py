@@ -1,3 +1,4 @@
+import asyncio
 import math
 import threading
 
@@ -7,8 +8,8 @@ from parts import PATIENCE_S, Driver
 
 from rollart.backends.rewards.functions import episode_return
 from rollart.backends.rewards.host import RewardHost
-from rollart.types.messages import RewardInfo, Scored, ScoreFailed, ScoreRequest
-from rollart.types.trajectory import Prompt
+from rollart.types.messages import EpisodeRecord, RewardInfo, Scored, ScoreFailed, ScoreRequest
+from rollart.types.transcript import Transcript, TranscriptTurn, pack
 
 CALLS = []
 GATE = threading.Event()
@@ -24,10 +25,10 @@ VALUES = {
 }
 
 
-def judge(question):
+def judge(t):
     """Answers as the artifact requests."""
-    CALLS.append(question.key)
-    word = question.artifact.decode()
+    CALLS.append(t.trajectory)
+    word = t.artifact.decode()
     if word == "raise":
         raise OSError("429")
     if word == "typo":
@@ -45,8 +46,19 @@ def fresh():
     GATE.set()
 
 
+def transcript(number, artifact=b"good", rewards=()):
+    turns = tuple(TranscriptTurn(f"see {index}", f"do {index}", reward) for index, reward in enumerate(rewards))
+    return Transcript(task="t", trajectory=number, prompt_id="p", seed=0, member=number, turns=turns, artifact=artifact)
+
+
 def score(key, artifact=b"good", rewards=()):
-    return ScoreRequest(str(key), 1, "t", Prompt("p", "t", 0), rewards, artifact, False)
+    packed = pack(transcript(key, artifact, rewards))
+    return ScoreRequest(str(key), "t", "judge", (EpisodeRecord(key, 0, rewards, transcript=packed),))
+
+
+def of_group(key, *rewards):
+    packed = [pack(transcript(number, rewards=(reward,))) for number, reward in enumerate(rewards)]
+    return ScoreRequest(key, "t", "rank", tuple(EpisodeRecord(n, 0, transcript=each) for n, each in enumerate(packed)))
 
 
 def host(function=f"{__name__}:judge", **settings):
@@ -54,21 +66,93 @@ def host(function=f"{__name__}:judge", **settings):
 
 
 def test_the_return_is_the_sum_of_the_rewards():
-    assert episode_return(score(1, rewards=(1, 0.5))) == 1.5
-    assert episode_return(score(1)) == 0.0
+    assert episode_return(transcript(1, rewards=(1.0, 0.5))) == 1.5
+    assert episode_return(transcript(1)) == 0.0
     driver = host("rollart.backends.rewards.functions:episode_return", slots=2)
     assert driver.worker.info() == RewardInfo(2)
     driver.send(score(1, rewards=(0.25, 0.5)))
-    assert driver.answers() == [Scored("1", 0.75)]
+    assert driver.answers() == [Scored("1", (0.75,))]
+
+
+def test_the_return_needs_no_transcript():
+    driver = host("rollart.backends.rewards.functions:episode_return")
+    driver.send(ScoreRequest("1", "t", "episode_return", (EpisodeRecord(1, 0, (0.25, 0.5)),)))
+    assert driver.answers() == [Scored("1", (0.75,))]
+
+
+def test_a_transcript_that_cannot_be_read_is_no_reward():
+    driver = host()
+    for key, packed in (("1", b""), ("2", b"\x01junk"), ("3", pack(transcript(1))[:-3])):
+        driver.send(ScoreRequest(key, "t", "judge", (EpisodeRecord(1, 0, transcript=packed),)))
+        (failed,) = driver.answers()
+        assert isinstance(failed, ScoreFailed)
+        assert not failed.retry
+        assert "transcript" in failed.reason
+    assert not CALLS
+
+
+def ranks(group: list[Transcript]) -> list[float]:
+    best = max(t.earned for t in group)
+    return [t.earned - best for t in group]
+
+
+async def slow_parts(t: Transcript) -> dict[str, float]:
+    await asyncio.sleep(0)
+    return {"earned": t.earned, "turns": len(t.turns)}
+
+
+def one_short(group: list[Transcript]) -> list[float]:
+    return [1.0] * (len(group) - 1)
+
+
+def nan_member(group: list[Transcript]) -> list[float]:
+    return [math.nan, *[1.0] * (len(group) - 1)]
+
+
+def no_parts(t: Transcript) -> dict[str, float]:  # noqa: ARG001
+    return {}
+
+
+def nan_part(t: Transcript) -> dict[str, float]:  # noqa: ARG001
+    return {"style": math.nan}
+
+
+def test_a_group_is_one_call():
+    driver = host(f"{__name__}:ranks")
+    driver.send(of_group("1", 1.0, 3.0, 2.0))
+    assert driver.answers() == [Scored("1", (-2.0, 0.0, -1.0))]
+
+
+def test_named_parts_of_an_async_function():
+    driver = host(f"{__name__}:slow_parts")
+    driver.send(score(1, rewards=(0.5, 0.25)), score(2))
+    answers = {answer.key: answer for answer in driver.answers(2)}
+    assert answers == {
+        "1": Scored("1", (2.75,), ({"earned": 0.75, "turns": 2.0},)),
+        "2": Scored("2", (0.0,), ({"earned": 0.0, "turns": 0.0},)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [("one_short", "1 numbers for 2"), ("nan_member", "nan"), ("no_parts", "at least one"), ("nan_part", "nan")],
+)
+def test_an_answer_of_the_wrong_shape_is_no_reward(function, why):
+    driver = host(f"{__name__}:{function}")
+    driver.send(of_group("1", 1.0, 2.0))
+    (failed,) = driver.answers()
+    assert isinstance(failed, ScoreFailed)
+    assert not failed.retry
+    assert why in failed.reason
 
 
 def test_a_key_is_scored_once():
     driver = host()
     driver.send(score(1), score(1))
-    assert driver.answers() == [Scored("1", 4.0)]
+    assert driver.answers() == [Scored("1", (4.0,))]
     driver.send(score(1))
-    assert driver.answers() == [Scored("1", 4.0)]
-    assert CALLS == ["1"]
+    assert driver.answers() == [Scored("1", (4.0,))]
+    assert CALLS == [1]
 
 
 @pytest.mark.parametrize("what", sorted(VALUES))
@@ -102,5 +186,5 @@ def test_a_function_that_hangs_holds_up_its_thread_only():
     driver.send(score(1, b"hang"), *[score(n) for n in range(2, 6)])
     assert {answer.key for answer in driver.answers(4)} == {"2", "3", "4", "5"}
     GATE.set()
-    assert driver.answers() == [Scored("1", 4.0)]
+    assert driver.answers() == [Scored("1", (4.0,))]
     driver.worker.close()

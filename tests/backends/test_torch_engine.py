@@ -221,3 +221,44 @@ def test_counters_say_what_was_done():
     assert (counters.largest_batch, counters.updates) == (2, 1)
     driver.ask(add(3, task="a"))
     assert counters.steps == 5  # a copy
+
+
+# --- work by task, and slow engines ---------------------------------------------------------------------------------
+
+
+def work_of(driver, *commands):
+    """Work that the engine reports for these requests and for more of their kind, by task."""
+    deadline = time.monotonic() + PATIENCE_S
+    request, work = 100, []
+    events = driver.ask(*commands)
+    while not work and time.monotonic() < deadline:
+        work = [each for event in events if isinstance(event, Progress) for each in event.work]
+        request += 1
+        events = driver.ask(add(request, task="more", max_tokens=2))
+    return {each.task: each for each in work}
+
+
+def test_reports_say_what_the_work_of_a_task_took():
+    driver = served(progress_interval_s=0.02)
+    work = work_of(driver, add(1, task="a", max_tokens=5), add(2, Segment.of([1, 2]), task="b", max_tokens=3))
+    assert (work["a"].turns, work["a"].prefill_tokens, work["a"].decode_tokens) == (1, 20, 4)
+    assert (work["b"].turns, work["b"].prefill_tokens, work["b"].decode_tokens) == (1, 2, 2)
+    assert all(each.prefill_s > 0 and each.decode_s > 0 for each in (work["a"], work["b"]))
+    assert work["b"].decode_steps == pytest.approx(1.0), "two tokens, each beside one of the other task"
+    assert work["a"].decode_steps == pytest.approx(3.0)
+    counted = driver.worker.counters().tasks["a"]
+    assert (work["a"].prefill_s, work["a"].decode_s) == pytest.approx((counted.prefill_s, counted.decode_s))
+
+
+def test_an_engine_can_be_slowed_on_purpose(monkeypatch):
+    slept = []
+    monkeypatch.setattr("rollart.backends.engines.torch_engine.time.sleep", slept.append)
+    driver = served(inject={"prefill": 3.0}, progress_interval_s=0.02)
+    work = work_of(driver, add(1, task="a", max_tokens=5))
+    assert sum(slept) > 0
+    share = work["a"].prefill_s * 2 / 3  # of what it took with the waiting
+    assert slept[0] == pytest.approx(share, rel=1e-6)
+    slept.clear()
+    driver = served(inject={"prefill": 3.0, "from_s": 3600.0}, progress_interval_s=0.02)
+    work_of(driver, add(1, task="a", max_tokens=5))
+    assert slept == []

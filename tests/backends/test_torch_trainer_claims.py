@@ -13,7 +13,6 @@ from rollart.algo.loss import policy_loss
 from rollart.algo.packed import PackedBatch
 from rollart.backends.models import token_logprobs
 from rollart.backends.stores.memory import MemoryStore
-from rollart.backends.trainers.packing import items, mini_batches
 from rollart.backends.trainers.torch_trainer import TorchTrainer
 from rollart.config.algorithm import LossSettings
 from rollart.types.messages import Save, Saved, Train, TrainerFailed
@@ -59,21 +58,6 @@ def poisoned(*trajectories):
         else each
         for each in samples(1)
     )
-
-
-# --- the cut --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 8, 50])
-def test_trajectories_are_dealt_whole_and_evenly(count):
-    rows = items(samples(), TINY["config"]["vocab_size"])
-    dealt = mini_batches([*rows, rows[2]], count)  # as if the third trajectory had another sequence
-    assert len(dealt) == min(count, 8)
-    who = [sorted({row.trajectory for row in part}) for part in dealt]
-    assert sorted(trajectory for part in who for trajectory in part) == list(range(8))
-    assert max(map(len, who)) - min(map(len, who)) <= 1
-    assert sum(len(part) for part in dealt) == 9
-    assert mini_batches([], count) == []
 
 
 # --- the steps ------------------------------------------------------------------------------------------------------

@@ -22,10 +22,12 @@ from transformers import AutoModelForCausalLM
 import rollart
 from rollart.backends.stores.memory import MemoryStore
 from rollart.backends.stores.tensors import unpack
-from rollart.backends.trainers import ranks
+from rollart.backends.trainers import child_ranks, ranks
+from rollart.backends.trainers.child_ranks import ChildRanks
 from rollart.backends.trainers.torch_trainer import TorchTrainer
 from rollart.types.errors import RequestError, TrainerLost
 from rollart.types.messages import Publish, Save, Saved, Trained, TrainerFailed
+from rollart.types.rank_shares import split
 
 CLOSE = 1e-4
 quickly = pytest.mark.usefixtures("forked_ranks")
@@ -73,7 +75,7 @@ def rewarded(batch):
 
 
 def processes(driver):
-    return [process.pid for process in driver.worker._ranks._processes.values()]
+    return [process.pid for process in driver.worker._ranks._group._processes.values()]
 
 
 def runs(pid):
@@ -256,6 +258,55 @@ def test_a_disk_that_is_full_leaves_all_ranks_usable(trainer, tmp_path):
     assert isinstance(train(driver, 2), Trained)
 
 
+class CountingRanks(ChildRanks):
+    """Counts the bytes of shares by rank."""
+
+    def __init__(self):
+        self.sent = {}
+
+    def start(self, order, listener):
+        group = super().start(order, listener)
+        send = group.call
+
+        def call(rank, call, share=None):
+            assert len(call) < 2000
+            self.sent[rank] = self.sent.get(rank, 0) + (0 if share is None else len(pickle.dumps(share)))
+            send(rank, call, share)
+
+        group.call = call
+        return group
+
+
+@quickly
+def test_a_batch_is_sent_once_and_not_to_every_rank(trainer):
+    starter = CountingRanks()
+    driver = trainer(4, rank_starter=starter, token_budget=4096)
+    batch = tuple(replace(each, trajectory=30 * seed + each.trajectory) for seed in range(8) for each in samples(seed))
+    assert isinstance(train(driver, 1, batch), Trained)
+    whole = len(pickle.dumps(split(batch, 1, 1)[0]))
+    assert starter.sent.keys() == {1, 2, 3}
+    for sent in starter.sent.values():
+        assert sent == pytest.approx(whole / 4, rel=0.2)
+    assert sum(starter.sent.values()) < whole
+
+
+@quickly
+def test_nothing_of_the_ranks_listens_but_on_their_network(trainer):
+    driver = trainer(2)
+    train(driver, 1)
+    inodes = {os.readlink(fd) for pid in (os.getpid(), *processes(driver)) for fd in opened(pid)}
+    found = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
+    listening = [entry[1] for entry in found if entry[3] == "0A" and f"socket:[{entry[9]}]" in inodes]
+    assert len(listening) >= 3  # the store, and gloo of each
+    assert {address.partition(":")[0] for address in listening} == {"0100007F"}
+
+
+def opened(pid):
+    return [fd for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()]
+
+
 # --- ranks that are lost
 
 
@@ -306,11 +357,24 @@ def test_a_rank_that_dies_in_a_step_is_named(trainer):
 
 
 @quickly
+def test_a_step_does_not_wait_for_a_rank_whose_machine_vanished(trainer):
+    """Such a machine closes no connection: gloo would wait for its timeout."""
+    driver = trainer(3)
+    train(driver, 1)
+    os.kill(processes(driver)[1], signal.SIGSTOP)
+    vanished = ranks.Failure("its node is dead")
+    threading.Timer(1.0, driver.worker._ranks.ended, (2, vanished)).start()
+    cause = lost(driver, lambda: train(driver, 2))
+    assert "rank 2 of 3" in cause
+    assert "its node is dead" in cause
+
+
+@quickly
 @pytest.mark.parametrize("in_a_step", [False, True])
 def test_a_rank_that_raises_is_named_with_its_error(trainer, in_a_step):
     driver = trainer(2)
     train(driver, 1)
-    driver.worker._ranks._connections[1].send_bytes(pickle.dumps(("_restore_everywhere", ("no checkpoint",))))
+    driver.worker._ranks._group.call(1, pickle.dumps(("_restore_everywhere", ("no checkpoint",))))
     cause = lost(driver, lambda: train(driver, 2) if in_a_step else until_it_dies(driver))
     assert "rank 1 of 2" in cause
     assert "AttributeError: 'str' object has no attribute" in cause
@@ -332,7 +396,7 @@ def test_a_rank_that_does_not_start_is_named_with_its_last_words(trainer, monkey
     def broken(end, log, rank):  # noqa: ARG001
         return subprocess.Popen([sys.executable, "-c", "raise SystemExit('no such GPU')"], stderr=log)
 
-    monkeypatch.setattr(ranks, "start_process", broken)
+    monkeypatch.setattr(child_ranks, "start_process", broken)
     with pytest.raises(TrainerLost, match=r"rank 1 of 2 .*exit code 1; last output: no such GPU"):
         trainer(2)
 

@@ -127,22 +127,22 @@ WRONG = {
         "NameError: name 'sead' is not defined",
     ),
     "another form": (
-        'return "next", len(action) / 4, not action.isascii(), False, {"artifact": action}',
+        'return "next", len(action) / 4, not action.isascii(), False, {}',
         'return "next", 1.0, True, {}',
         "all of its 8 environments failed",
         "step must return (observation, reward, terminated, truncated, info)",
     ),
     "a reward function that gives NaN": (
-        "return float(len(score.artifact))",
+        "return float(len(t.final_text))",
         "return float('nan')",
-        "its reward function failed 8 times in a row",
+        "its reward function 'judged' failed 8 times in a row",
         "it must be a finite number",
     ),
     "a typo in the reward function": (
-        "return float(len(score.artifact))",
-        "return float(len(score.artefact))",
-        "its reward function failed 8 times in a row",
-        "artefact",
+        "return float(len(t.final_text))",
+        "return float(len(t.final_txt))",
+        "its reward function 'judged' failed 8 times in a row",
+        "final_txt",
     ),
 }
 
@@ -189,9 +189,10 @@ def test_the_command_says_it_in_a_sentence_and_goes_on_when_the_task_is_mended(t
 
 SMALL_DISK = """
 set -e
-mount -t tmpfs -o size=700k tmpfs disk
+mount -t tmpfs -o size=6m tmpfs disk
 set +e
-"$@" train config.toml --runtime inline --set steps=40 --out disk/run 2> first.err
+large="--set model.config.intermediate_size=4096"
+"$@" train config.toml --runtime inline --set steps=40 --set transcripts_mb=0 $large --out disk/run 2> first.err
 echo $? > first.code
 set -e
 mount -o remount,size=64m disk
@@ -201,7 +202,7 @@ mount -o remount,size=64m disk
 
 
 def test_a_full_disk_stops_the_run_which_goes_on_when_there_is_room(tmp_path: Path) -> None:
-    """Room for two checkpoints, and not for a third beside the journal."""
+    """Room for two checkpoints of 2.4 MB and for the journal, and not for a third."""
     own_mounts = ["unshare", "--map-root-user", "--mount"]
     if subprocess.run([*own_mounts, "mount", "-t", "tmpfs", "tmpfs", tmp_path], check=False).returncode:
         pytest.skip("a small disk cannot be mounted here")

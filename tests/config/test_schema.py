@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 import rollart.config
 from rollart.config.algorithm import AdvantageKind
+from rollart.config.injection import slowdown_at
 from rollart.config.load import check, load_toml
 from rollart.config.modes import MODES, Mode
-from rollart.config.schema import RunConfig
+from rollart.config.schema import EPISODE_RETURN, RunConfig
 from rollart.types.errors import ConfigError
+from rollart.types.transcript import Truncation
 
 PRESETS = Path(rollart.config.__file__).parent / "presets"
 
@@ -282,6 +284,51 @@ def test_a_task_falls_back_to_what_it_names_in_order_or_to_everything_else() -> 
     }
 
 
+def test_a_class_is_found_by_measurement_unless_it_is_declared() -> None:
+    tasks: dict[str, dict[str, Any]] = {
+        "found": {},
+        "declared": {"hardware": "H20"},
+        "any": {"hardware": "any"},
+        "stuck": {"fallback": ["H20"]},
+    }
+    run = config(pools=POOLS, tasks=tasks, batch={"trajectories": 4, "group_size": 1})
+    assert run.automatic_tasks() == {"found": ("H800", "H20")}, "with one class there is nothing to find"
+    assert {task: run.declared_class(task) for task in tasks} == {
+        "found": None,
+        "declared": "H20",
+        "any": None,
+        "stuck": None,
+    }
+    assert (
+        config(pools=POOLS, tasks=tasks, mode="areal", batch={"trajectories": 4, "group_size": 1}).automatic_tasks()
+        == {}
+    )
+
+
+@pytest.mark.parametrize("name", ["auto", "any"])
+def test_a_class_cannot_have_a_name_that_means_something_else(name: str) -> None:
+    assert refused(pools={name: {}}).path == f"pools.{name}"
+    assert refused(pools={"local": {"hardware": name}}).path == "pools.local"
+    config(pools={name: {"hardware": "H20"}})
+
+
+def test_only_the_torch_engine_can_be_slowed() -> None:
+    slow = config(pools={"local": {"inject": {"prefill": 3.0}}}).pools["local"].inject
+    assert [(each.prefill, each.decode, each.from_s) for each in slow] == [(3.0, 1.0, 0.0)]
+    error = refused(pools={"local": {"engine": "vllm", "inject": {"prefill": 3.0}}})
+    assert error.path == "pools.local.inject"
+    assert refused(pools={"local": {"inject": {"prefill": 0.5}}}).path == "pools.local.inject.prefill"
+
+
+def test_the_slowdown_that_holds_is_the_last_that_began() -> None:
+    slow = (
+        config(pools={"local": {"inject": [{"decode": 2.0, "from_s": 10.0}, {"prefill": 3.0}]}}).pools["local"].inject
+    )
+    assert [slowdown_at(slow, at).prefill for at in (0.0, 9.9, 10.0)] == [3.0, 3.0, 1.0]
+    assert slowdown_at(slow, 10.0).decode == 2.0
+    assert slowdown_at((), 10.0).decode == 1.0
+
+
 # --- tasks ----------------------------------------------------------------------------------------------------------
 
 
@@ -327,3 +374,53 @@ def test_a_range_of_seeds_is_not_empty(key: str, seeds: list[int]) -> None:
 
 def test_the_second_task_is_checked_like_the_first() -> None:
     assert refused(tasks={"maze": {}, "math": {"hardware": "A100"}}).path == "tasks.math.hardware"
+
+
+# --- rewards --------------------------------------------------------------------------------------------------------
+
+
+def rewards(*given: Any, **task: Any) -> dict[str, Any]:
+    return {"tasks": {"maze": {"rewards": list(given), **task}}}
+
+
+def test_a_task_has_the_sum_of_the_turns_unless_it_names_another_reward() -> None:
+    def paths(**task: Any) -> list[str]:
+        return [reward.function for reward in config(tasks={"maze": task}).tasks["maze"].all_rewards]
+
+    assert paths() == [EPISODE_RETURN]
+    assert paths(reward="mine.py:correct") == ["mine.py:correct"]
+    assert paths(rewards=["mine.py:correct", {"function": "judges:Judge.kind"}]) == [
+        "mine.py:correct",
+        "judges:Judge.kind",
+    ]
+
+
+def test_rewards_are_named_after_their_functions() -> None:
+    task = config(**rewards("mine.py:correct", "judges:Judge.kind", {"function": "x:y", "name": "z"})).tasks["maze"]
+    assert [reward.label for reward in task.all_rewards] == ["correct", "kind", "z"]
+
+
+@pytest.mark.parametrize(
+    ("tables", "path", "why"),
+    [
+        (rewards("a:b", reward="c:d"), "tasks.maze.reward", "besides rewards"),
+        (rewards("a:b", "c:b"), "tasks.maze.rewards.1.name", "'b' is also that of reward 0"),
+        (rewards({"weight": 2}), "tasks.maze.rewards.0.function", "is missing"),
+        (rewards({"name": "a/b"}), "tasks.maze.rewards.0.name", "slash"),
+        (rewards({"function": "a:b", "default": 0}), "tasks.maze.rewards.0.default", "every reward has a default"),
+        (rewards({"function": "a:b", "weihgt": 0}), "tasks.maze.rewards.0.weihgt", "did you mean weight"),
+        (rewards({"function": "a:b", "weight": math.inf}), "tasks.maze.rewards.0.weight", "finite"),
+        (rewards({"function": "a:b", "deadline_s": 0}), "tasks.maze.rewards.0.deadline_s", "greater than 0"),
+    ],
+)
+def test_rewards_that_cannot_be_meant_are_refused(tables: dict[str, Any], path: str, why: str) -> None:
+    error = refused(**tables)
+    assert error.path == path
+    assert why in str(error)
+
+
+def test_limits_of_an_episode() -> None:
+    task = config(tasks={"maze": {"max_turns": 3, "max_context": 200}}).tasks["maze"]
+    assert task.limit_reached(2, 199) is None
+    assert task.limit_reached(3, 199) is Truncation.TURNS
+    assert task.limit_reached(2, 200) is Truncation.CONTEXT

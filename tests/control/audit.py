@@ -26,7 +26,7 @@ def audit(events: Sequence[j.JournalEvent], killed: Iterable[WorkerId] = ()) -> 
 def engine_time(events: Sequence[j.JournalEvent]) -> list[str]:
     """The causes of a pool of engines add up to the time that they were there."""
     problems: list[str] = []
-    died_at = {event.worker: event for event in events if isinstance(event, j.WorkerDied)}
+    died_at = {event.worker: event for event in events if isinstance(event, j.WorkerDied | j.WorkerLeft)}
     pool_of = {e.worker: e.pool for e in events if isinstance(e, j.WorkerSpawned) if e.role is Role.ENGINE}
     there: Counter[str] = Counter()
     for event in events:

@@ -174,7 +174,7 @@ def test_a_reward_function_that_is_wrong_stops_the_run() -> None:
     ran = run(world(), Events("reward", Scored, wrong))
     sound(ran)
     assert isinstance(ran.error, TaskBroken)
-    assert "'game': its reward function failed 8 times in a row" in str(ran.error)
+    assert "'game': its reward function 'episode_return' failed 8 times in a row" in str(ran.error)
     assert ran.events[-1].at < 60
 
 
@@ -255,7 +255,7 @@ def test_a_reward_that_never_comes_fails_within_a_bound(mode: str) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "1.0", None, True])
 def test_only_a_finite_number_is_a_reward(value: object) -> None:
     def strange(_: WorkerId, event: Scored, __: int) -> Sequence[Scored]:
-        return (Scored(event.key, value),) if event.key == "t2" else (event,)  # type: ignore[arg-type]
+        return (Scored(event.key, (value,)),) if event.key == "t2" else (event,)  # type: ignore[arg-type]
 
     ran = run(world(), Events("reward", Scored, strange))
     completed(ran)

@@ -13,6 +13,9 @@ from rollart.types.messages import Observed, ScoreRequest, Step, Train
 from rollart.types.tokens import Segment
 from rollart.types.trajectory import Outcome, TrainSample, Trajectory
 
+NAMED = ('tasks.game.rewards=[{name="one"}, {name="other"}]',)
+"""Rewards that read the transcript."""
+
 
 def test_an_episode_ends_after_its_last_turn_and_the_environment_is_not_asked_again() -> None:
     steps: defaultdict[TrajectoryId, int] = defaultdict(int)
@@ -29,22 +32,23 @@ def test_an_episode_ends_after_its_last_turn_and_the_environment_is_not_asked_ag
         assert end.turns == steps[end.trajectory] == 2
 
 
-def test_the_reward_of_a_truncated_episode_sees_its_last_artifact() -> None:
+def test_the_reward_of_a_truncated_episode_sees_its_last_transcript() -> None:
     def drawn(_: WorkerId, event: Observed, __: int) -> Sequence[Observed]:
-        return (msgspec.structs.replace(event, artifact=f"after turn {event.turn}".encode()),)
+        return (msgspec.structs.replace(event, transcript=f"after turn {event.turn}".encode()),)
 
-    artifacts: dict[TrajectoryId, bytes] = {}
+    transcripts: dict[TrajectoryId, bytes] = {}
 
     def keep(_: WorkerId, command: ScoreRequest, __: int) -> Sequence[ScoreRequest]:
-        artifacts[command.trajectory] = command.artifact
+        for episode in command.episodes:
+            transcripts[episode.trajectory] = episode.transcript
         return (command,)
 
     rules = Events("environment", Observed, drawn), Commands("reward", ScoreRequest, keep)
-    ran = run(world("tasks.game.max_turns=2"), *rules)
+    ran = run(world("tasks.game.max_turns=2", *NAMED), *rules)
     completed(ran)
     for end in ran.of(TrajectoryEnded):
         if end.reward is not None:
-            assert artifacts[end.trajectory] == f"after turn {end.turns}".encode()
+            assert transcripts[end.trajectory] == f"after turn {end.turns}".encode()
 
 
 def test_what_is_shown_after_the_last_action_is_kept_only_where_a_value_is_asked_for() -> None:

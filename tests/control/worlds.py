@@ -23,6 +23,7 @@ from rollart.types.errors import RollartError, RuntimeLost
 from rollart.types.ids import WorkerId
 from rollart.types.journal import JournalEvent
 from rollart.types.messages import Role, WorkerCommand, WorkerEvent, WorkerInfo
+from rollart.types.placement import NOTHING, Needs
 
 MODES = ("sync", "sync_plus", "one_off", "areal", "rollart")
 
@@ -269,7 +270,14 @@ class FaultyRuntime:
         self._inner.listen(self)
 
     def spawn(
-        self, worker: WorkerId, role: Role, factory: str, settings: Mapping[str, Any], *, python: str = ""
+        self,
+        worker: WorkerId,
+        role: Role,
+        factory: str,
+        settings: Mapping[str, Any],
+        *,
+        python: str = "",
+        needs: Needs = NOTHING,  # noqa: ARG002 - nothing is reserved
     ) -> None:
         assert not python
         self._alive[worker] = None
@@ -312,11 +320,27 @@ class FaultyRuntime:
             if place(worker).startswith(name):
                 self.kill(worker, "killed")
 
+    def drain(self, name: str) -> None:
+        """The nodes of these workers drain."""
+        for worker in list(self._alive):
+            if place(worker).startswith(name):
+                self.leaves(worker, "its node drains")
+
     def deliver(self, worker: WorkerId, events: Sequence[WorkerEvent]) -> None:
         if worker in self._alive and self._listener is not None:
             self._listener.events(worker, events)
 
     # What the inner runtime tells.
+
+    def waits(self, worker: WorkerId, why: str) -> None:
+        raise NotImplementedError
+
+    def placed(self, worker: WorkerId, node: str, why: str) -> None:
+        raise NotImplementedError
+
+    def leaves(self, worker: WorkerId, why: str) -> None:
+        if worker in self._alive and self._listener is not None:
+            self._listener.leaves(worker, why)
 
     def joined(self, worker: WorkerId, info: WorkerInfo) -> None:
         if worker in self._alive and self._listener is not None:

@@ -9,22 +9,21 @@ from contextlib import suppress
 from pathlib import Path
 
 from rollart.ports.worker import Advance
-from rollart.types.ids import PromptId, TrajectoryId
-from rollart.types.messages import Observed, RewardInfo, ScoreRequest
+from rollart.types.ids import TrajectoryId
+from rollart.types.messages import EpisodeRecord, Observed, RewardInfo, ScoreRequest
 from rollart.types.tokens import EMPTY
-from rollart.types.trajectory import Prompt
 
 
 class Odd:
     """Answers every `ScoreRequest` with an `Observed` of the same number; its key selects the behaviour.
 
-    echo    nothing: the artifact comes back
-    facts   the artifact is what it knows of its process
-    child   starts a process that would stay for ever; the artifact is its pid
-    fork    leaves a copy of its process behind, with all that is open; the artifact is both pids
+    echo    nothing: the transcript comes back
+    facts   the transcript is what it knows of its process
+    child   starts a process that would stay for ever; the transcript is its pid
+    fork    leaves a copy of its process behind, with all that is open; the transcript is both pids
     cut     closes its connections and lives on
     crash   reads from address 0
-    freeze  makes the file that the artifact names, then hangs in native code without letting go of the interpreter
+    freeze  makes the file that the transcript names, then hangs in native code without letting go of the interpreter
     wrong   gives an event that is no message
     untrue  gives an event whose fields are not what they should be
     """
@@ -40,7 +39,7 @@ class Odd:
     def post(self, commands):
         for command in commands:
             if command.key == "freeze":
-                Path(command.artifact.decode()).touch()
+                Path(command.episodes[0].transcript.decode()).touch()
                 ctypes.PyDLL(None).sleep(600)
         self.commands += commands
 
@@ -49,19 +48,20 @@ class Odd:
         return Advance([self.answer(command) for command in commands], None)
 
     def answer(self, command):
-        artifact = command.artifact
+        episode = command.episodes[0]
+        data = episode.transcript
         match command.key:
             case "facts":
                 cores = sorted(os.sched_getaffinity(0))
                 token, threads = os.environ.get("RAY_AUTH_TOKEN"), os.environ["OMP_NUM_THREADS"]
-                artifact = repr((os.getpid(), cores, token, threads, os.getcwd())).encode()
+                data = repr((os.getpid(), cores, token, threads, os.getcwd())).encode()
             case "child":
-                artifact = str(subprocess.Popen(["sleep", "600"]).pid).encode()
+                data = str(subprocess.Popen(["sleep", "600"]).pid).encode()
             case "fork":
                 child = os.fork()
                 if not child:
                     time.sleep(600)
-                artifact = repr((os.getpid(), child)).encode()
+                data = repr((os.getpid(), child)).encode()
             case "cut":
                 for number in range(3, 1000):
                     with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
@@ -74,14 +74,14 @@ class Odd:
                 return object()
             case "untrue":
                 return Observed("first", 0, EMPTY)
-        return Observed(command.trajectory, 0, EMPTY, artifact=artifact)
+        return Observed(episode.trajectory, 0, EMPTY, transcript=data)
 
     def close(self):
         pass
 
 
-def score(key, number=0, artifact=b""):
-    return ScoreRequest(key, TrajectoryId(number), "t", Prompt(PromptId("p"), "t", 0), (), artifact, False)
+def score(key, number=0, data=b""):
+    return ScoreRequest(key, "t", "echo", (EpisodeRecord(TrajectoryId(number), 0, transcript=data),))
 
 
 def runs(pid):

@@ -10,6 +10,7 @@ from rollart.tasks.prompts import SeedPrompts
 from rollart.types.messages import (
     Add,
     Close,
+    EpisodeRecord,
     Observed,
     Publish,
     Published,
@@ -111,8 +112,9 @@ class Controller:
             rewards.append(observed.reward)
         self.runtime.post("environment", [Close(number)])
         key = f"score/{number}"
-        question = ScoreRequest(key, number, "frozenlake", prompt, tuple(rewards), b"", not observed.done)
-        value = (await self.ask("reward", question, Scored, key=key)).value
+        episode = EpisodeRecord(number, prompt.seed, tuple(rewards), not observed.done)
+        question = ScoreRequest(key, "frozenlake", "episode_return", (episode,))
+        value = (await self.ask("reward", question, Scored, key=key)).values[0]
         turns = (Turn(log.sampled, 1.0 if number % 2 else -1.0),)
         return TrainSample(number, 1, "frozenlake", (log,), turns, value)
 

@@ -18,7 +18,8 @@ from rollart.types.messages import RewardInfo, Role
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'rollart[ray]'")
 
-from rollart.distributed import ray_runtime
+from rollart.distributed import link, ray_runtime
+from rollart.distributed.handshake import Credentials
 from rollart.distributed.ray_runtime import RayRuntime
 
 ODD = "ray_workers:Odd"
@@ -59,9 +60,9 @@ class RecordingListener:
                 await self.news.wait()
 
     async def answer(self, worker):
-        """The artifact of the worker's first answer."""
+        """The transcript of the worker's first answer."""
         await self.until(lambda: self.got.get(worker))
-        return self.got[worker][0].artifact
+        return self.got[worker][0].transcript
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ def test_a_killed_process_is_a_death_and_takes_no_other_with_it(with_runtime, ca
         runtime.post("crashed", [score("crash")])
         await listener.until(lambda: "crashed" in listener.deaths)
         assert "crashed.log: Fatal Python error: Segmentation fault" in listener.deaths["crashed"]
-        runtime.post("good", [score("echo", artifact=b"well")])
+        runtime.post("good", [score("echo", data=b"well")])
         assert await listener.answer("good") == b"well"
         assert "good" not in listener.deaths
 
@@ -133,6 +134,26 @@ def test_a_killed_process_is_a_death_though_a_copy_of_it_lives_on(with_runtime, 
             assert "its connection broke" in listener.deaths["forked"]
         finally:
             os.kill(child, signal.SIGKILL)
+
+    with_runtime(test)
+
+
+def test_a_process_that_is_frozen_is_a_death_and_is_killed(with_runtime, monkeypatch):
+    monkeypatch.setattr(link, "FROZEN_S", 2 * link.PULSE_S)
+
+    async def test(runtime, listener):
+        for worker in ("frozen", "good"):
+            spawn(runtime, worker)
+        runtime.post("frozen", [score("facts")])
+        pid = ast.literal_eval((await listener.answer("frozen")).decode())[0]
+        await listener.until(lambda: len(listener.joins) == 2)
+        os.kill(pid, signal.SIGSTOP)
+        await listener.until(lambda: "frozen" in listener.deaths)
+        assert "its process is frozen" in listener.deaths["frozen"]
+        await asyncio.to_thread(wait_until, lambda: not runs(pid))
+        runtime.post("good", [score("echo", data=b"well")])
+        assert await listener.answer("good") == b"well"
+        assert "good" not in listener.deaths
 
     with_runtime(test)
 
@@ -197,7 +218,7 @@ def test_a_worker_that_hangs_is_killed_when_it_is_stopped(with_runtime, caplog, 
         spawn(runtime, "stuck")
         runtime.post("stuck", [score("facts")])
         pid = ast.literal_eval((await listener.answer("stuck")).decode())[0]
-        runtime.post("stuck", [score("freeze", artifact=bytes(frozen))])
+        runtime.post("stuck", [score("freeze", data=bytes(frozen))])
         await until(frozen.exists)
         runtime.stop("stuck")
         await runtime.close()
@@ -216,14 +237,14 @@ def test_large_and_small_messages_keep_their_order(with_runtime):
         large = os.urandom(20_000_000)
         for number in range(64):
             for worker in workers:
-                artifact = large if (worker, number) == ("w0", 5) else b"x" * 300_000 if number == 7 else b""
-                runtime.post(worker, [score("echo", number, artifact)])
+                data = large if (worker, number) == ("w0", 5) else b"x" * 300_000 if number == 7 else b""
+                runtime.post(worker, [score("echo", number, data)])
             if number % 3 == 0:
                 await asyncio.sleep(0)
         for worker in workers:
             await listener.until(lambda worker=worker: len(listener.got.get(worker, ())) == 64)
             assert [event.episode for event in listener.got[worker]] == list(range(64))
-        assert listener.got["w0"][5].artifact == large
+        assert listener.got["w0"][5].transcript == large
         assert listener.batches < 4 * 64  # what waits travels together
 
     with_runtime(test)
@@ -331,6 +352,22 @@ def test_two_at_once_are_refused():
         pass
 
 
+def test_a_process_can_use_one_ray_after_another():
+    code = """
+import os
+import ray
+from rollart.distributed.ray_local import LocalRay
+token = ray.remote(lambda: os.environ["RAY_AUTH_TOKEN"])
+seen = []
+for _ in range(2):
+    with LocalRay():
+        seen.append(ray.get(token.remote()))
+print(len(set(seen)))
+"""
+    done = controller(code)
+    assert done.stdout == "2\n", done.stderr
+
+
 def test_workers_never_join_a_ray_that_they_find(tmp_path):
     code = """
 import asyncio
@@ -373,7 +410,7 @@ async def main():
     runtime.post("w", [score("child")])
     await listener.until(lambda: len(listener.joins) == 2)
     print((await listener.answer("w")).decode(), flush=True)
-    runtime.post("stuck", [score("freeze", artifact=bytes(frozen))])
+    runtime.post("stuck", [score("freeze", data=bytes(frozen))])
     await until(frozen.exists)
     if sys.argv[2] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -401,3 +438,46 @@ def safe_text(path):
         return path.read_text(errors="replace")
     except OSError:
         return ""
+
+
+def test_a_worker_with_wrong_credentials_dies_with_a_reason(with_runtime, monkeypatch):
+    monkeypatch.setattr(ray_runtime, "FINAL_REPORT_S", 60.0)  # on a busy machine Ray is slow to report
+    order = ray_runtime.Order
+    monkeypatch.setattr(ray_runtime, "Order", lambda *fields: order(*fields[:-1], Credentials.new()))
+
+    async def test(runtime, listener):
+        spawn(runtime, "stranger")
+        await listener.until(lambda: "stranger" in listener.deaths)
+        assert "no link to the controller at 127.0.0.1:" in listener.deaths["stranger"]
+        assert "it could not prove that it is the controller of this worker" in listener.deaths["stranger"]
+        assert listener.joins == []
+
+    with_runtime(test)
+
+
+def test_a_command_that_no_link_takes_is_the_death_of_its_worker_only(with_runtime, monkeypatch):
+    async def test(runtime, listener):
+        for worker in ("a", "b"):
+            spawn(runtime, worker)
+        await listener.until(lambda: len(listener.joins) == 2)
+        monkeypatch.setattr(link, "MAX_FRAME_BYTES", 1000)
+        runtime.post("a", [score("echo", data=bytes(1000))])
+        await listener.until(lambda: "a" in listener.deaths)
+        assert "bytes is larger than the limit of a link, 1,000" in listener.deaths["a"]
+        runtime.post("b", [score("echo", data=b"well")])
+        assert await listener.answer("b") == b"well"
+
+    with_runtime(test)
+
+
+def test_a_worker_whose_link_breaks_ends_by_itself(with_runtime):
+    async def test(runtime, listener):
+        spawn(runtime, "cut")
+        await listener.until(lambda: "cut" in listener.joins)
+        host = runtime._hosts["cut"]
+        host.watching.cancel()  # the controller does not notice
+        host.peer.close()
+        async with asyncio.timeout(60):
+            await host.actor.wait.remote()
+
+    with_runtime(test)

@@ -10,14 +10,17 @@ from rollart.types import messages
 from rollart.types.messages import (
     Add,
     EngineInfo,
+    EpisodeRecord,
     FinishReason,
     KvOnUpdate,
     Progress,
     Published,
     Reset,
     Sampling,
+    Scored,
     ScoreRequest,
     Suspend,
+    TaskWork,
     Train,
     Trained,
     TrainerInfo,
@@ -44,7 +47,8 @@ def test_messages_arrive_as_they_were_in_their_order():
         TurnDone(1, GENERATED, FinishReason.LENGTH, TurnUsage(1, 2, 3)),
         Progress(((1, GENERATED), (2, NOTHING)), 3),
         Reset(1, 0, PROMPT, 2),
-        ScoreRequest("k", 1, "t", PROMPT, (0.5, -1.0), b"\0" * 9, True),
+        ScoreRequest("k", "t", "r", (EpisodeRecord(1, 7, (0.5, -1.0), True, b"\0" * 9), EpisodeRecord(2, 7))),
+        Scored("k", (0.5, -1.0), ({"a": 0.25, "b": 0.25}, {"a": -1.0})),
         Published(MANIFEST),
         Trained(1, Version(0, 1), {"loss": 0.25, "grad_norm": math.inf}),
         TrainerInfo(10, Version(0, 2)),
@@ -63,7 +67,7 @@ def test_every_message_has_a_name_of_its_own():
         for name, value in vars(messages).items()
         if isinstance(value, type) and issubclass(value, msgspec.Struct) and value.__module__ == messages.__name__
     }
-    parts = {Sampling, TurnUsage}
+    parts = {EpisodeRecord, Sampling, TaskWork, TurnUsage}
     assert declared - parts <= set(kinds)
 
 

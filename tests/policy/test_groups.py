@@ -510,3 +510,67 @@ def test_the_rules_hold_in_any_history() -> None:
     run_state_machine_as_test(
         Histories, settings=settings(max_examples=80, stateful_step_count=40, deadline=None, print_blob=False)
     )
+
+
+# --- groups whose members are compared ------------------------------------------------------------------------------
+
+
+def compared(*, size: int = 3, extra: int = 1, minimum: int = 2) -> tuple[GroupBook, OpenGroup]:
+    """A group with all of its members started, of which the first two have finished."""
+    made = GroupBook()
+    group = made.open(G, ticket(), Purpose.TRAIN, size=size, extra=extra, minimum=minimum, bound=BOUND)
+    for number in range(size + extra):
+        made.member_started(group.id, TrajectoryId(number))
+        made.first_token(group.id, TrajectoryId(number), Version(0, number))
+    for number in (0, 1):
+        made.member_finished(group.id, TrajectoryId(number))
+    return made, group
+
+
+def test_members_that_wait_for_their_group_count_as_results_and_take_their_places() -> None:
+    made, group = compared()
+    assert (group.complete, group.enough, group.wanted) == (False, True, 0)
+    assert group.oldest_kept == Version(0, 0)
+    assert group.unfinished == [2, 3]
+    made.member_finished(group.id, TrajectoryId(2))
+    assert group.complete
+
+
+def test_a_judged_group_is_fixed_and_those_that_run_do_not_age_it() -> None:
+    made, group = compared()
+    made.judge(group.id)
+    assert (group.judged, group.judgements, group.wanted) == (True, 1, 0)
+    assert group.past_bound(Version(0, 4)) == [0, 1]
+    with pytest.raises(InvariantBroken):
+        made.member_finished(group.id, TrajectoryId(2))
+    for number in (2, 3):
+        made.member_ended(group.id, TrajectoryId(number), Outcome.REDUNDANT)
+    for number in (0, 1):
+        made.member_ended(group.id, TrajectoryId(number), Outcome.COMPLETED)
+    assert (list(group.kept), list(group.finished), group.wanted) == ([0, 1], [], 0)
+
+
+def test_a_group_whose_reward_failed_starts_others_and_is_judged_again() -> None:
+    made, group = compared(size=2, extra=0)
+    made.judge(group.id)
+    for number in (0, 1):
+        made.member_ended(group.id, TrajectoryId(number), Outcome.REWARD_FAILED)
+    assert group.wanted == 0
+    made.unjudge(group.id)
+    assert (group.wanted, group.failed) == (2, 2)
+    assert made.short_of_members("maze") is group
+    for number in (4, 5):
+        made.member_started(group.id, TrajectoryId(number))
+        made.member_finished(group.id, TrajectoryId(number))
+    made.judge(group.id)
+    assert group.judgements == 2
+
+
+def test_a_member_that_is_lost_waits_no_more() -> None:
+    made, group = compared()
+    made.lose(group.id, [TrajectoryId(0)])
+    assert list(group.finished) == [1]
+    assert not group.enough
+    assert group.enough_without(()) is group.enough
+    made, group = compared()
+    assert not group.enough_without([TrajectoryId(0)])

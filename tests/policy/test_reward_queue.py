@@ -59,7 +59,7 @@ def test_a_forgotten_question_leaves_the_queue_and_keeps_its_slot() -> None:
     assert made.free(A, "running") == "wanted"
 
 
-def test_a_worker_scores_its_own_tasks_only() -> None:
+def test_a_worker_scores_its_own_rewards_only() -> None:
     made = RewardQueue()
     made.join(A, 1, ("maze",))
     assert made.ask("sum", "math") is None
@@ -136,12 +136,12 @@ class Queues(RuleBasedStateMachine):
         self.waiting.remove(key)
         self.held[worker].append(key)
 
-    @rule(slots=st.integers(1, 3), tasks=st.lists(st.sampled_from(TASKS), unique=True))
-    def join(self, slots: int, tasks: list[str]) -> None:
+    @rule(slots=st.integers(1, 3), rewards=st.lists(st.sampled_from(TASKS), unique=True))
+    def join(self, slots: int, rewards: list[str]) -> None:
         worker = WorkerId(f"reward/{self.joined}")
         self.joined += 1
-        self.workers[worker], self.held[worker] = (slots, tuple(tasks)), []
-        for key in self.queue.join(worker, slots, tasks):
+        self.workers[worker], self.held[worker] = (slots, tuple(rewards)), []
+        for key in self.queue.join(worker, slots, rewards):
             assert key == self.expected(worker)
             self.given(worker, key)
         assert self.expected(worker) is None

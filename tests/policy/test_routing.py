@@ -590,3 +590,61 @@ def test_ten_thousand_trajectories_fill_five_hundred_engines_evenly() -> None:
     counts = [router.in_flight(WorkerId(f"e{index}")) for index in range(500)]
     assert set(counts[:250]) == {32}
     assert set(counts[250:]) == {8}
+
+
+# --- a preference that changes --------------------------------------------------------------------------------------
+
+
+def undecided() -> Router:
+    """A task without a preference yet, and an engine of each class."""
+    return cluster(TaskAffinity(None, ("H800", "H20")), a=("H800", 8, 0), b=("H20", 8, 0))
+
+
+def test_new_trajectories_go_to_the_class_that_is_preferred_now() -> None:
+    router = undecided()
+    router.prefer("game", "H20")
+    assert place(router) == on("b", "H20")
+    router.prefer("game", "H800")
+    assert place(router, 2) == on("a", "H800")
+    assert place(router) == on("b", "H20"), "it has its KV there"
+    router.prefer("game", None)
+    router.request_started(WorkerId("a"))
+    assert place(router, 3) == on("b", "H20"), "least load"
+
+
+def test_a_trajectory_that_follows_moves_once_when_there_is_room() -> None:
+    router = undecided()
+    assert place(router) == on("a", "H800")
+    router.prefer("game", "H20")
+    router.follow(TrajectoryId(1), "game")
+    load(router, "b", 8)
+    assert place(router) == on("a", "H800")
+    load(router, "b", 7)
+    assert place(router) == on("b", "H20", "H20 preferred now")
+    assert place(router) == on("b", "H20")
+
+
+def test_a_trajectory_does_not_follow_a_preference_of_before() -> None:
+    router = undecided()
+    assert place(router) == on("a", "H800")
+    router.prefer("game", "H20")
+    router.follow(TrajectoryId(1), "game")
+    router.prefer("game", "H800")
+    router.follow(TrajectoryId(1), "game")
+    assert place(router) == on("a", "H800")
+
+
+def test_a_trajectory_that_measures_a_class_goes_there_and_stays() -> None:
+    router = undecided()
+    router.prefer("game", "H800")
+    probed = router.place(TrajectoryId(1), "game", None, 0.0, "H20")
+    assert probed == on("b", "H20", "H20 is measured")
+    assert place(router) == on("b", "H20")
+
+
+def test_a_class_without_room_is_not_measured() -> None:
+    router = undecided()
+    router.prefer("game", "H800")
+    load(router, "b", 16)
+    assert router.place(TrajectoryId(1), "game", None, 0.0, "H20") == on("a", "H800")
+    assert router.place(TrajectoryId(2), "game", None, 0.0, "A10") == on("a", "H800")

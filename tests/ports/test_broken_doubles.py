@@ -49,7 +49,7 @@ def scratched(make: Callable[[Path], Any]) -> Callable[[type, Path], Any]:
 
     def bent(double: type, scratch: Path) -> Any:
         harness = make(scratch)
-        hooks = ("build", "failing_reset", "failing_step")
+        hooks = ("build", "failing_reset", "failing_step", "transcribing", "of_group", "in_parts")
         built = {hook: getattr(harness, hook) for hook in hooks if getattr(harness, hook, None) is not None}
         return with_changes(harness, **{hook: bend(build, double) for hook, build in built.items()})
 
@@ -168,6 +168,28 @@ BROKEN = [
     ),
     Broken(hosts.ZeroForFailure, reward.CASES, worker(hosted_reward), "a_failure_is_reported", "never a value"),
     Broken(hosts.PassesNan, reward.CASES, worker(hosted_reward), "not_finite_is_refused", "never a value"),
+    Broken(
+        hosts.LosesMembers,
+        reward.CASES,
+        worker(hosted_reward),
+        "a_group_gets_a_value_per_member",
+        "three episodes have three values",
+    ),
+    Broken(
+        hosts.SortsMembers,
+        reward.CASES,
+        worker(hosted_reward),
+        "a_group_gets_a_value_per_member",
+        "values follow the order",
+    ),
+    Broken(hosts.HalfOfTheParts, reward.CASES, worker(hosted_reward), "parts_add_up", "do not add up"),
+    Broken(
+        hosts.TranscribesEarly,
+        environment.CASES,
+        worker(hosted_environments),
+        "an_ended_episode_has_its_transcript",
+        "no transcript is made if none is wanted",
+    ),
     Broken(
         hosts.CountsAgain,
         reward.CASES,

@@ -47,7 +47,7 @@ def test_virtual_time_jumps() -> None:
         drive.send(question("later/1", seconds=1000.0), question("echo/1"))
         event = drive.until(lambda event: isinstance(event, Scored) and event.key == "later/1")
         assert isinstance(event, Scored)
-        assert drive.now() == event.value == 1000.0
+        assert drive.now() == event.values[0] == 1000.0
         assert drive.slices == [(0.0, 1), (1000.0, 1)]
 
 

@@ -99,7 +99,7 @@ def usual_answer(command: Any) -> WorkerEvent:
         case Step(episode, turn):
             return Observed(episode, turn, Segment(1, None), reward=1.0)
         case ScoreRequest(key):
-            return Scored(key, 1.0)
+            return Scored(key, (1.0,))
         case Stage(manifest):
             return Staged(manifest.version)
         case Update(version):
@@ -152,7 +152,7 @@ def test_without_faults_it_is_the_worker_inside() -> None:
     assert isinstance(driver.worker, FaultyWorker)
     assert driver.worker.info() == RewardInfo(slots=1)
     assert driver.wake_at == 2.0
-    assert driver.send(score(1), score(2)) == [Scored("1", 1.0), Scored("2", 1.0)]
+    assert driver.send(score(1), score(2)) == [Scored("1", (1.0,)), Scored("2", (1.0,))]
     driver.worker.close()
     assert rig.log == ["built", score(1), score(2), "closed"]
     assert rig.rows == {}
@@ -245,7 +245,7 @@ def test_a_worker_is_killed_some_time_after_an_answer() -> None:
     driver.now = 10.0
     assert driver.send(Update(ONE)) == [Updated(ONE)], "the answer is reported"
     assert driver.wake_at == 13.0
-    assert driver.send(score(1)) == [Scored("1", 1.0)], "and it works on until then"
+    assert driver.send(score(1)) == [Scored("1", (1.0,))], "and it works on until then"
     with pytest.raises(Killed):
         driver.run()
     assert (driver.now, rig.rows) == (13.0, {20: 1})
@@ -267,7 +267,7 @@ def test_a_frozen_engine_says_nothing_and_comes_back() -> None:
     driver.run(until=24.9)
     assert driver.events(Scored) == []
     driver.run(until=25.0)
-    assert driver.log[-1] == (25.0, Scored("1", 1.0))
+    assert driver.log[-1] == (25.0, Scored("1", (1.0,)))
     assert rig.rows == {3: 1}
 
 
@@ -293,7 +293,7 @@ def test_an_idle_engine_does_not_freeze() -> None:
 def test_a_command_hangs() -> None:
     rig = Rig(Fault(12, "hang", NAME, on="ScoreRequest", skip=1))
     driver = rig.start()
-    assert driver.send(score(1), score(2), score(3)) == [Scored("1", 1.0), Scored("3", 1.0)]
+    assert driver.send(score(1), score(2), score(3)) == [Scored("1", (1.0,)), Scored("3", (1.0,))]
     assert score(2) not in rig.log
     assert rig.rows == {12: 1}
 
@@ -310,7 +310,7 @@ def test_an_answer_hangs() -> None:
 def test_an_answer_comes_twice() -> None:
     rig = Rig(Fault(18, "double", NAME, on="Scored"))
     driver = rig.start()
-    assert driver.send(score(1), score(2)) == [Scored("1", 1.0), Scored("1", 1.0), Scored("2", 1.0)]
+    assert driver.send(score(1), score(2)) == [Scored("1", (1.0,)), Scored("1", (1.0,)), Scored("2", (1.0,))]
     assert rig.rows == {18: 1}
 
 
@@ -318,7 +318,7 @@ def test_an_answer_comes_late() -> None:
     rig = Rig(Fault(20, "late", NAME, on="Updated", for_s=3.0))
     driver = rig.start()
     driver.now = 10.0
-    assert driver.send(Update(ONE), score(1)) == [Scored("1", 1.0)]
+    assert driver.send(Update(ONE), score(1)) == [Scored("1", (1.0,))]
     assert driver.wake_at == 13.0
     assert driver.send(Update(Version(0, 2))) == [Updated(Version(0, 2))], "only one of them is late"
     driver.run()
@@ -343,14 +343,14 @@ def test_a_reward_fails_for_a_while() -> None:
     assert isinstance(failed, ScoreFailed)
     assert (failed.key, failed.retry) == ("1", True)
     assert isinstance(driver.send(score(1))[0], ScoreFailed)
-    assert driver.send(score(1)) == [Scored("1", 1.0)]
+    assert driver.send(score(1)) == [Scored("1", (1.0,))]
     assert rig.rows == {13: 2}
 
 
 def test_a_reward_answers_every_kind_of_nonsense() -> None:
     rig = Rig(Fault(14, "nonsense", NAME, on="Scored", limit=3))
     driver = rig.start()
-    values = [event.value for event in driver.send(*(score(index) for index in range(4)))]  # type: ignore[union-attr]
+    values = [event.values[0] for event in driver.send(*(score(index) for index in range(4)))]  # type: ignore[union-attr]
     assert {str(value) for value in values[:3]} == {"nan", "inf", "ten"}
     assert values[3] == 1.0
     assert rig.rows == {14: 3}
@@ -394,7 +394,7 @@ def test_an_engine_that_is_absent_does_not_come_up() -> None:
     with pytest.raises(Killed):
         rig.start()
     assert rig.log == [], "nothing was built"
-    assert rig.start().send(score(1)) == [Scored("1", 1.0)]
+    assert rig.start().send(score(1)) == [Scored("1", (1.0,))]
     assert rig.rows == {5: 1}
 
 
@@ -540,6 +540,15 @@ class RecordingListener:
 
     def __init__(self) -> None:
         self.calls: list[tuple[float, str, Any]] = []
+
+    def waits(self, worker: WorkerId, why: str) -> None:
+        raise NotImplementedError
+
+    def placed(self, worker: WorkerId, node: str, why: str) -> None:
+        raise NotImplementedError
+
+    def leaves(self, worker: WorkerId, why: str) -> None:
+        raise NotImplementedError
 
     def joined(self, worker: WorkerId, info: WorkerInfo) -> None:  # noqa: ARG002
         self._record("joined", worker)

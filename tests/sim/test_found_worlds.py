@@ -96,6 +96,7 @@ SLOW_ROLLING_UPDATES = World(
                 "step_deadline_s": 10.0,
                 "share_deadline_s": 600.0,
                 "stale_retries": 1,
+                "hardware": "any",
             },
         },
         "pools": {"fast": {"engines": 3}, "wide": {"engines": 3}},

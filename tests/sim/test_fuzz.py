@@ -79,6 +79,7 @@ def test_worlds_differ_in_everything() -> None:
         "a bad link": sum(world.link is not None for world in worlds),
         "a link that is cut": sum(world.link is not None and world.link.cut_s > 0 for world in worlds),
         "a controller that dies": sum(bool(world.controller_dies_at_s) for world in worlds),
+        "a node that drains": sum(bool(world.drains) for world in worlds),
         "several tasks": sum(len(world.tables["tasks"]) > 1 for world in worlds),
         "evaluation": sum(world.tables["eval_every"] > 0 for world in worlds),
         "no staleness": sum(world.tables["alpha"] == 0 for world in worlds),
@@ -309,3 +310,9 @@ def test_what_is_left_out_costs_one_attempt_each() -> None:
 def test_a_world_that_cannot_be_smaller_stays() -> None:
     world = make_world(3)
     assert shrink(world, lambda _candidate: False) == world
+
+
+def test_no_world_has_a_disk_that_stays_full() -> None:
+    """A run stops after three saves in a row have failed, and rightly so (found by seed 3002044)."""
+    full = [fault for fault in make_world(3_002_044).faults if fault.kind == "full_disk"]
+    assert len(full) == 2

@@ -7,17 +7,22 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from rollart.config.modes import Mode
+from rollart.config.schema import ANY, RunConfig
 from rollart.control.buffer import SampleBuffer
 from rollart.control.context import Context
 from rollart.control.environments import EnvironmentPool
 from rollart.control.episode import Episode
+from rollart.control.fleet import Fleet
 from rollart.control.groups import Groups
 from rollart.control.proxy import LLMProxy
 from rollart.control.rollout import RolloutScheduler
+from rollart.control.scoring import Scoring
 from rollart.control.waits import Waits
-from rollart.policy import admission
+from rollart.policy import admission, affinity
+from rollart.policy.affinity import AffinityPolicy
 from rollart.policy.buffer import BufferBook
 from rollart.policy.groups import GroupBook, OpenGroup
 from rollart.policy.lineage import Lineage
@@ -34,7 +39,8 @@ from rollart.sim.engine import SimEngine
 from rollart.sim.fuzz import make_world
 from rollart.types.ids import WorkerId
 from rollart.types.journal import ShareRedistributed
-from rollart.types.messages import EnvironmentFailed, Observed
+from rollart.types.messages import EnvironmentFailed, Observed, Scored
+from rollart.types.rewards import RewardRule, RewardSheet
 from rollart.types.tokens import Segment
 from rollart.types.trajectory import Outcome, Purpose
 from rollart.types.versions import Version
@@ -80,6 +86,88 @@ def test_a_reward_is_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Episode._reward
     monkeypatch.setattr(Episode, "_reward", twice)
     found({1})
+
+
+def test_a_group_reward_is_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def doubled(real: Any) -> Any:
+        def total(self: RewardSheet) -> float:
+            return float(real(self)) + sum(rule.weight * self.values[rule.name] for rule in self._rules if rule.group)
+
+        return total
+
+    patch(monkeypatch, RewardSheet, "total", doubled)
+    found({1})
+
+
+def test_a_retried_group_reward_is_entered_for_every_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both answers to a retried request are entered, because the sheet does not refuse the second."""
+
+    def lenient(self: RewardSheet, name: str, value: float, *, defaulted: bool = False) -> None:  # noqa: ARG001
+        self.values[name] = self.values.get(name, 0.0) + value
+
+    def again(real: Any) -> Any:
+        def answered(self: Scoring, rule: RewardRule, members: Any, answer: Scored) -> None:
+            if rule.group and len(members) > 1:
+                for member in members[:1]:
+                    real(self, rule, [member], Scored(answer.key, answer.values[:1]))
+            real(self, rule, members, answer)
+
+        return answered
+
+    monkeypatch.setattr(RewardSheet, "enter", lenient)
+    patch(monkeypatch, Scoring, "_answered", again)
+    found({1})
+
+
+def test_a_default_is_not_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    patch(
+        monkeypatch,
+        Scoring,
+        "_enter",
+        lambda real: lambda self, *rest, defaulted: real(self, *rest, defaulted=False),  # noqa: ARG005
+    )
+    found({1})
+
+
+def test_a_failed_reward_is_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if every reward had a default."""
+
+    def forgive(real: Any) -> Any:
+        def failed(self: Scoring, rule: RewardRule, *rest: Any) -> None:
+            real(self, replace(rule, default=rule.default or 0.0), *rest)
+
+        return failed
+
+    patch(monkeypatch, Scoring, "_failed", forgive)
+    found({1})
+
+
+def test_a_member_joins_its_group_after_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members are judged one by one."""
+
+    def alone(real: Any) -> Any:
+        def score_group(self: Scoring, group: Any, attempt: int, members: Any) -> None:
+            for number, member in enumerate(members):
+                real(self, group, 100 * attempt + number, [member])
+
+        return score_group
+
+    patch(monkeypatch, Scoring, "score_group", alone)
+    found({1})
+
+
+def test_a_group_is_compared_before_its_last_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hasty(real: Any) -> Any:
+        def settle(self: Groups, group: OpenGroup) -> None:
+            if group.finished and group.enough and not group.judged and group.purpose is Purpose.TRAIN:
+                self._make_ready(group)
+            else:
+                real(self, group)
+
+        return settle
+
+    patch(monkeypatch, Groups, "_settle", hasty)
+    found({3})
 
 
 def test_a_version_is_stamped_before_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +242,7 @@ def test_a_session_moves_to_an_older_engine(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch,
         Router,
         "place",
-        lambda real: lambda self, trajectory, task, _at_least, now: real(self, trajectory, task, None, now),
+        lambda real: lambda self, trajectory, task, _at_least, *others: real(self, trajectory, task, None, *others),
     )
     found({4}, Mode.ROLLART)
 
@@ -390,3 +478,57 @@ def test_a_reward_worker_gets_everything_at_once(monkeypatch: pytest.MonkeyPatch
         lambda real: lambda self, worker, slots, tasks: real(self, worker, 1000 * slots, tasks),
     )
     found({8})
+
+
+def test_a_worker_that_leaves_gets_no_successor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leaves(real: Any) -> Any:
+        def without(self: Fleet, worker: WorkerId, why: str) -> None:
+            spawn, self._spawn = self._spawn, lambda _: None  # type: ignore[method-assign]
+            real(self, worker, why)
+            self._spawn = spawn  # type: ignore[method-assign]
+
+        return without
+
+    patch(monkeypatch, Fleet, "_leaves", leaves)
+    found({8})
+
+
+def test_the_turns_of_an_engine_that_leaves_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    def left(real: Any) -> Any:
+        def forgetful(self: LLMProxy, worker: WorkerId, spec: Any, reason: str) -> None:
+            if reason == "its node drains":
+                for request, session in list(self._turns.items()):
+                    if session.engine is self._engines.get(worker):
+                        del self._turns[request]
+            real(self, worker, spec, reason)
+
+        return forgetful
+
+    patch(monkeypatch, LLMProxy, "worker_left", left)
+    patch(
+        monkeypatch,
+        LLMProxy,
+        "worker_leaves",
+        lambda real: lambda self, worker: (real(self, worker), self._fleet.finished(worker)),
+    )
+    found({1, 6, 8})
+
+
+def test_tasks_flap_between_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that has moved does not stay."""
+    monkeypatch.setattr(affinity, "MAX_HOLDS", 0)
+    found({9}, Mode.ROLLART)
+
+
+def test_a_task_waits_for_a_class_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AffinityPolicy, "_lost", lambda *_: None)
+    found({9}, Mode.ROLLART)
+
+
+def test_a_declared_class_is_overridden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def all_tasks(self: RunConfig) -> dict[str, tuple[str, ...]]:
+        classes = tuple(self.hardware_classes())
+        return {name: classes for name, task in self.tasks.items() if task.hardware != ANY}
+
+    monkeypatch.setattr(RunConfig, "automatic_tasks", all_tasks)
+    found({9}, Mode.ROLLART)

@@ -92,3 +92,44 @@ def test_a_sink_of_ones_own_gets_the_whole_journal() -> None:
     kept = simulate(scenario).events
     assert sink.events == len(kept)
     assert digest(kept) == digest(simulate(scenario).events)
+
+
+# Half of the paper's batch, on half of its ablation's engines: 8 H800 and 3 H20 cost 103, 9 H800 103, 26 H20 104.
+HALF = (
+    "steps=4",
+    "batch.trajectories=256",
+    "batch.group_size=4",
+    "tasks.swe.environments=78",
+    "tasks.webshop.environments=52",
+    "tasks.frozenlake.environments=52",
+    "tasks.math.environments=52",
+    "tasks.game.environments=48",
+    "pools.H800.engines=8",
+    "pools.H20.engines=3",
+    "sim.trainer.ranks=16",
+)
+AUTO = tuple(f"tasks.{task}.hardware=auto" for task in ("swe", "webshop", "frozenlake", "math", "game"))
+ON_H800 = ("pools.H800.engines=9", "pools.H20.engines=0", "tasks.math.hardware=H800", "tasks.game.hardware=H800")
+ON_H20 = (
+    "pools.H800.engines=0",
+    "pools.H20.engines=26",
+    *(f"tasks.{task}.hardware=H20" for task in ("swe", "webshop", "frozenlake")),
+)
+
+
+def half(*assignments: str) -> Report:
+    done = simulate(load_scenario("paper", [*HALF, *assignments]))
+    assert done.error is None
+    assert audit(done.events) == []
+    return make_report(done.events)
+
+
+def test_classes_found_by_measurement_are_as_good_as_the_papers() -> None:
+    """`rollart bench affinity --sim` shows the same at the paper's size."""
+    found = half(*AUTO)
+    assert found.trajectories_per_s >= 0.97 * half().trajectories_per_s
+    assert found.trajectories_per_s > half(*ON_H800).trajectories_per_s
+    assert found.trajectories_per_s > half(*ON_H20).trajectories_per_s
+    for task in ("swe", "webshop", "frozenlake"):
+        assert "prefill, which costs" in found.affinity[task]
+    assert found.moves <= 1

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sim_parts import DEVICE, TASK, Driver, add, engine_settings, profile, publish, serving, update
 
+from rollart.config.injection import Slowdown
 from rollart.ports.factory import load
 from rollart.sim.engine import SimEngine
 from rollart.sim.hardware import TINY, Roofline
@@ -27,6 +28,7 @@ from rollart.types.messages import (
     Staged,
     StageFailed,
     Suspend,
+    TaskWork,
     TurnDone,
     TurnUsage,
     Update,
@@ -518,3 +520,65 @@ def test_a_lost_prefix_is_sent_whole_and_then_kept_again() -> None:
     driver.run()
     _, done, _ = turn(driver, 3)
     assert done.usage == TurnUsage(prefilled=130)
+
+
+# --- work by task, and slow hardware --------------------------------------------------------------------------------
+
+
+def work_of(driver: Driver) -> list[TaskWork]:
+    return [work for event in driver.events(Progress) for work in event.work]
+
+
+def test_reports_say_what_the_work_of_a_task_took() -> None:
+    driver, _ = serving(measure=True, **FIXED)
+    driver.send(*(add(number, number, new=300) for number in (1, 2, 3)))
+    driver.run()
+    driver.send(add(4, 4, new=300))  # the rest is reported with what comes later
+    driver.run()
+    work = work_of(driver)
+    assert {each.task for each in work} == {TASK}
+    assert sum(each.turns for each in work) >= 3
+    tokens = sum(each.decode_tokens for each in work)
+    assert tokens >= 300
+    whole_s = driver.now
+    spent_s = sum(each.prefill_s + each.decode_s for each in work)
+    assert spent_s <= whole_s
+    assert spent_s == pytest.approx(whole_s * tokens / 400, rel=0.1)
+    prefilled = sum(each.prefill_tokens for each in work)
+    assert prefilled in (900, 1200)
+    steps = sum(each.decode_steps for each in work)
+    assert 100 <= steps <= 200, "three requests share the steps of the first hundred"
+
+
+def test_nothing_is_reported_that_nobody_asked_for() -> None:
+    driver, _ = serving(**FIXED)
+    driver.send(add(1, 1, new=300))
+    driver.run()
+    assert work_of(driver) == []
+
+
+def test_slow_hardware_takes_longer_for_what_is_slow() -> None:
+    roofline = Roofline(DEVICE, TINY)
+    prefill_s = roofline.prefill_s(300, 0)
+    decode_s = sum(roofline.decode_step_s(1, 300 + step) for step in range(100))
+    for slowdown, expected in (
+        (Slowdown(prefill=3.0), 3 * prefill_s + decode_s),
+        (Slowdown(decode=2.0), prefill_s + 2 * decode_s),
+        (Slowdown(prefill=9.0, from_s=1e6), prefill_s + decode_s),
+    ):
+        driver, _ = serving(inject=(slowdown,), **FIXED)
+        driver.send(add(1, 1, new=300))
+        driver.run(until=1000.0)
+        assert turn(driver, 1)[0] == pytest.approx(expected, rel=1e-9)
+
+
+def test_hardware_may_change_its_speed_in_the_middle_of_a_turn() -> None:
+    plain, _ = serving(**FIXED)
+    plain.send(add(1, 1, new=300))
+    plain.run()
+    whole_s = turn(plain, 1)[0]
+    half_s = whole_s / 2
+    driver, _ = serving(inject=(Slowdown(decode=3.0, from_s=half_s),), **FIXED)
+    driver.send(add(1, 1, new=300))
+    driver.run()
+    assert turn(driver, 1)[0] == pytest.approx(half_s + 3 * half_s, rel=0.02)

@@ -12,6 +12,7 @@ from rollart.sim.store import SimStore
 from rollart.sim.trainer import SimTrainer
 from rollart.types.ids import ClaimId, GroupId, TrajectoryId
 from rollart.types.messages import (
+    EpisodeRecord,
     Publish,
     Published,
     Scored,
@@ -33,7 +34,7 @@ def rewarding(**extra: Any) -> Driver:
 
 
 def score(key: str, *rewards: float, task: str = TASK) -> ScoreRequest:
-    return ScoreRequest(key, TrajectoryId(1), task, prompt(1), rewards, b"", False)
+    return ScoreRequest(key, task, "", (EpisodeRecord(TrajectoryId(1), prompt(1).seed, rewards),))
 
 
 def times(driver: Driver) -> dict[str, float]:
@@ -45,7 +46,7 @@ def test_a_few_slots_answer_in_order() -> None:
     driver.send(*(score(key, 0.0, 1.0) for key in "abcde"), score("a"))
     driver.run()
     assert times(driver) == {"a": 2.0, "b": 2.0, "c": 4.0, "d": 4.0, "e": 6.0}
-    assert {event.value for event in driver.events(Scored)} == {1.0}
+    assert {event.values for event in driver.events(Scored)} == {(1.0,)}
 
 
 def test_a_late_call_keeps_the_queue_moving() -> None:

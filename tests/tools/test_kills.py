@@ -48,11 +48,12 @@ def test_a_run_goes_on_after_a_kill(seed: int) -> None:
     assert not summary["missed"]
 
 
-def test_28_seeds_kill_everybody_at_every_moment(kills: ModuleType) -> None:
+@pytest.mark.parametrize("runtime", ["ray", "cluster"])
+def test_28_seeds_kill_everybody_at_every_moment(kills: ModuleType, runtime: str) -> None:
     for first in (0, 7):
-        firsts = [kills.plan(first + n, "ray").kills[0] for n in range(28)]
+        firsts = [kills.plan(first + n, runtime).kills[0] for n in range(28)]
         pairs = {(kill.target, kill.when) for kill in firsts}
-        assert len(pairs) == len(kills.Target) * len(kills.When)
+        assert len(pairs) == len(set(kills.KINDS[runtime])) * len(kills.When)
     assert kills.plan(3, "ray") == kills.plan(3, "ray")
     assert all(
         kill.target is kills.Target.CONTROLLER for seed in range(20) for kill in kills.plan(seed, "inline").kills

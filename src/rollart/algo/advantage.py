@@ -5,6 +5,7 @@ value (GAE). None of them needs tokens or torch, so the controller computes them
 permutation-equivariant: reordering the trajectories reorders the advantages and changes nothing else.
 """
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
@@ -166,13 +167,40 @@ def at_last_tokens(rewards: Sequence[float], turns: NDArray[np.int64]) -> NDArra
     return out
 
 
-def whitened(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Normalise to mean 0 and standard deviation 1; constant input becomes 0.
+class Spread(NamedTuple):
+    """Number, mean and sum of squared deviations of values that may be in several parts.
 
-    >>> whitened(np.array([3.0, 1.0, 2.0])).round(3).tolist()
-    [1.0, -1.0, 0.0]
+    >>> whole = Spread.of_parts([Spread.of(np.array([3.0])), Spread.of(np.array([1.0, 2.0])), Spread.of(np.zeros(0))])
+    >>> whole.variance.__round__(3), whole.standardised(np.array([3.0, 1.0, 2.0])).round(3).tolist()
+    (0.667, [1.0, -1.0, 0.0])
     """
-    return _standardised(values)
+
+    number: int
+    mean: float
+    squares: float
+
+    @staticmethod
+    def of(values: NDArray[np.float64]) -> "Spread":
+        mean = float(values.mean()) if values.size else 0.0
+        return Spread(values.size, mean, float(np.square(values - mean).sum()))
+
+    @staticmethod
+    def of_parts(parts: "Sequence[Spread]") -> "Spread":
+        number = sum(part.number for part in parts)
+        if not number:
+            return Spread(0, 0.0, 0.0)
+        mean = sum(part.number * part.mean for part in parts) / number
+        return Spread(number, mean, sum(part.squares + part.number * (part.mean - mean) ** 2 for part in parts))
+
+    @property
+    def variance(self) -> float:
+        return self.squares / self.number if self.number else 0.0
+
+    def standardised(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Normalise to mean 0 and standard deviation 1; constant values become 0."""
+        deviation = math.sqrt(self.squares / (self.number - 1)) if self.number > 1 else 0.0
+        standardised: NDArray[np.float64] = (values - self.mean) / (deviation + EPSILON)
+        return standardised
 
 
 def discounted(rewards: "Sequence[float] | NDArray[np.float64]", discount: float) -> NDArray[np.float64]:

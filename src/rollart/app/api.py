@@ -5,20 +5,22 @@ raises the errors that the command would print (`rollart.types.errors`), and nev
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rollart.app.checkpoints import newest_folder
 from rollart.app.interruption import in_own_thread
 from rollart.app.naming import factory_path
-from rollart.app.running import RuntimeKind, Tables, carry_out, new_run, newest_checkpoint, require, resumed_run, say
+from rollart.app.running import RuntimeKind, Tables, carry_out, new_run, read_config, require, resumed_run, say
 from rollart.config.base import Strict
 from rollart.config.load import check, load_toml
 from rollart.config.schema import RunConfig, TaskSettings
 from rollart.config.suggest import did_you_mean
 from rollart.observe.report import Report
 from rollart.ports.factory import SESSION, file_being_loaded
+from rollart.ports.reward import RewardFunction
 from rollart.types.errors import RequestError
 
 ONE_POOL: Tables = {"pools": {"local": {}}}
@@ -38,22 +40,27 @@ BYTE_VOCABULARY = 260
 
 
 class Task(TaskSettings):
-    """A `TaskSettings` whose environment and reward may be given as objects.
+    """A `TaskSettings` whose environment and rewards may be given as objects.
 
     `environment`: a class with Gymnasium's interface on text, or a `rollart.TextEnvironment`; or a factory of one.
-    `reward`: a function from a `rollart.ScoreRequest` to a number; by default the sum of the environment's rewards.
-    Workers import both by name, so both must be at the top level of a file or, on the inline runtime, of a notebook.
+    `reward`: a function of a `rollart.Transcript`, or of a list of them; by default the sum of the environment's
+    rewards. `rewards`: several functions, or tables such as `{"function": judged, "weight": 0.2}`. Workers import all
+    of them by name, so they must be at the top level of a file or, on the inline runtime, of a notebook.
     """
 
     def __init__(
         self,
         environment: Callable[..., Any] | str,
-        reward: Callable[..., float] | str | None = None,
+        reward: RewardFunction | str | None = None,
+        *,
+        rewards: Sequence[RewardFunction | Mapping[str, Any] | str] = (),
         **settings: Any,
     ) -> None:
         named = {"environment": factory_path(environment), **settings}
         if reward is not None:
             named["reward"] = factory_path(reward)
+        if rewards:
+            named["rewards"] = _plain(rewards)
         check(TaskSettings, named)
         super().__init__(**named)
 
@@ -89,15 +96,17 @@ def run(
     out: Path | str | None = None,
     resume: Path | str | None = None,
     runtime: str = RuntimeKind.INLINE,
+    address: str | None = None,
     **changes: Any,
 ) -> Result:
     """Train and return the outcome.
 
     `config` is a TOML file or its tables; `changes` override its keys: `steps=20`, `batch={"group_size": 4}`,
-    `tasks={"mine": rollart.Task(…)}`. `out` is the folder of the run, `resume` that of a run to continue.
+    `tasks={"mine": rollart.Task(…)}`. `out` is the folder of the run, `resume` that of a run to continue. `address` is
+    that of a Ray cluster to run on (`auto`, or HOST:PORT of its head).
     """
     _check_caller()
-    kind = _runtime(runtime)
+    kind = RuntimeKind.RAY if address is not None else _runtime(runtime)
     require(kind)
     if resume is not None:
         if config is not None or out is not None:
@@ -108,10 +117,10 @@ def run(
     _check_processes(plan.config, kind)
     place = None if out is None else Path(out)
     if _in_event_loop():
-        folder, report = in_own_thread(say, lambda stop: carry_out(plan, kind, place, interruption=stop))
+        folder, report = in_own_thread(say, lambda stop: carry_out(plan, kind, place, None, stop, address))
     else:
-        folder, report = carry_out(plan, kind, place)
-    return Result(folder, report, newest_checkpoint(folder))
+        folder, report = carry_out(plan, kind, place, address=address)
+    return Result(folder, report, newest_folder(read_config(folder), folder))
 
 
 def tiny_model(vocabulary: int = BYTE_VOCABULARY) -> dict[str, Any]:
@@ -141,6 +150,8 @@ def _plain(value: Any) -> Any:
         return value.model_dump(exclude_unset=True)
     if isinstance(value, Mapping):
         return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
     return factory_path(value) if callable(value) else value
 
 
@@ -190,7 +201,8 @@ def _check_processes(config: RunConfig, runtime: RuntimeKind) -> None:
     """Refuse notebook classes if workers are processes, which cannot import them."""
     if runtime is RuntimeKind.INLINE:
         return
-    factories = [path for task in config.tasks.values() for path in (task.environment, task.reward)]
+    factories = [task.environment for task in config.tasks.values()]
+    factories += [reward.function for task in config.tasks.values() for reward in task.all_rewards]
     for path in (*factories, config.codec):
         place, _, name = path.rpartition(":")
         if place == SESSION:

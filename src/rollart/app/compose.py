@@ -7,17 +7,21 @@ path and loaded by the worker that needs them.
 import importlib.util
 import math
 import os
+import re
+import secrets
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rollart.backends.engines.checkpoint_config import ModelShape, read_shape
 from rollart.backends.environments.codec import Codec
 from rollart.backends.stores.folder import FolderStore
 from rollart.backends.stores.shared import SharedMemoryStore
-from rollart.config.schema import PoolSettings, RunConfig
+from rollart.backends.trainers.checkpoint import CheckpointPlace
+from rollart.config.schema import EPISODE_RETURN, PoolSettings, RewardSettings, RunConfig, TaskSettings
 from rollart.config.suggest import did_you_mean
 from rollart.config.training import LoraSettings
 from rollart.control.environments import POOL as ENVIRONMENTS
@@ -27,8 +31,11 @@ from rollart.control.rewards import POOL as REWARD
 from rollart.control.rollout import OnTrajectoryEnd, ignore_trajectory
 from rollart.control.trainer import POOL as TRAINER
 from rollart.distributed.interpreter import check_interpreter
+from rollart.policy.rewards import reward_plans
 from rollart.ports.factory import load
 from rollart.ports.prompts import PromptSource
+from rollart.ports.ranks import RankStarter
+from rollart.ports.reward import RewardKind, kind_of
 from rollart.ports.runtime import Runtime
 from rollart.ports.sink import EventSink
 from rollart.ports.weights import WeightStore
@@ -36,6 +43,10 @@ from rollart.tasks.prompt_files import FolderPrompts, JsonLinesPrompts
 from rollart.tasks.prompts import SeedPrompts
 from rollart.types.errors import ConfigError, RequestError
 from rollart.types.messages import Role
+from rollart.types.placement import ACCELERATOR, ANYWHERE, Labels, Needs
+
+if TYPE_CHECKING:
+    from rollart.distributed.ray_weights import RayWeightStore
 
 ENGINES = {
     "torch": "rollart.backends.engines.torch_engine:TorchEngine",
@@ -55,6 +66,8 @@ LARGEST_NUMBER_BYTES = 4
 TENSOR_ENTRY_BYTES = 512
 """Upper bound on a tensor's size in the manifest."""
 STORE_ROOM_BYTES = 2**20
+REWARD_CPUS = 0.25
+"""CPUs that a reward worker reserves on a cluster: most of the time it waits."""
 
 
 def check_real(config: RunConfig) -> None:
@@ -68,7 +81,8 @@ def check_real(config: RunConfig) -> None:
                 f'is missing{others}; name a factory such as "rollart.tasks.frozenlake:FrozenLake"',
             )
         _check_factory(f"tasks.{name}.environment", task.environment)
-        _check_factory(f"tasks.{name}.reward", task.reward)
+        for index, reward in enumerate(task.all_rewards):
+            _check_reward(f"tasks.{name}.rewards.{index}.function" if task.rewards else f"tasks.{name}.reward", reward)
     for name, pool in config.pools.items():
         if pool.python and not (Path(pool.python).is_file() and os.access(pool.python, os.X_OK)):
             raise ConfigError(
@@ -134,6 +148,24 @@ def _check_factory(key: str, path: str) -> None:
         load(path)
     except RequestError as error:
         raise ConfigError(key, str(error)) from error
+
+
+def _check_reward(key: str, reward: RewardSettings) -> None:
+    if not reward.function:
+        raise ConfigError(key, 'is missing; name a function such as "my_rewards.py:correct"')
+    try:
+        kind_of(load(reward.function), reward.function)
+    except RequestError as error:
+        raise ConfigError(key, str(error)) from error
+
+
+def _sees_group(_: str, reward: RewardSettings) -> bool:
+    return kind_of(load(reward.function), reward.function) is RewardKind.GROUP
+
+
+def _wants_transcripts(config: RunConfig, task: TaskSettings) -> bool:
+    """Whether a reward of the task, or the transcript store, reads transcripts of its episodes."""
+    return config.transcripts_mb > 0 or any(reward.function != EPISODE_RETURN for reward in task.all_rewards)
 
 
 def _check_model(config: RunConfig) -> None:
@@ -222,46 +254,89 @@ def real_parts(
     runtime: Runtime,
     sink: EventSink,
     store: WeightStore,
-    checkpoints: Path | None = None,
+    checkpoints: Path | CheckpointPlace | None = None,
     on_trajectory_end: OnTrajectoryEnd = ignore_trajectory,
+    rank_starter: RankStarter | None = None,
 ) -> Parts:
-    """Parts of a real run; without a checkpoint folder, losing the trainer means starting over."""
+    """Parts of a real run; without a checkpoint folder, losing the trainer means starting over.
+
+    `rank_starter` starts the ranks of a trainer that has several; by default they are child processes.
+    """
     return Parts(
         runtime=runtime,
         sink=sink,
-        workers=worker_specs(config, store, checkpoints),
+        workers=worker_specs(config, store, checkpoints, rank_starter),
         prompts={name: prompts_of(config, name, held_out=False) for name in config.tasks},
         eval_prompts={name: prompts_of(config, name, held_out=True) for name in config.tasks},
+        rewards=reward_plans(config, _sees_group),
         stop_tokens=codec_of(config).stop_tokens,
         on_trajectory_end=on_trajectory_end,
     )
 
 
-def worker_specs(config: RunConfig, store: WeightStore | None, checkpoints: Path | None) -> list[WorkerSpec]:
+def worker_specs(
+    config: RunConfig,
+    store: WeightStore | None,
+    checkpoints: Path | CheckpointPlace | None,
+    rank_starter: RankStarter | None = None,
+) -> list[WorkerSpec]:
     """Specs of all workers of a run; without a store, for display only."""
     return [
         *_engines(config, store),
         *_environments(config),
         *_rewards(config),
-        _trainer(config, store, checkpoints),
+        _trainer(config, store, checkpoints, rank_starter),
     ]
 
 
 @contextmanager
 def process_store(config: RunConfig, folder: Path) -> Iterator[WeightStore]:
     """Weight store for workers in other processes: in shared memory if the size of the model is known."""
-    try:
-        tensors = read_shape(config.model).tensors()
-    except RequestError:  # an architecture known only to transformers
+    sizes = _version_sizes(config)
+    if sizes is None:
         yield FolderStore(folder / "weights")
         return
-    nbytes = sum(math.prod(shape) * LARGEST_NUMBER_BYTES + TENSOR_ENTRY_BYTES for shape in tensors.values())
     with SharedMemoryStore.create(
-        f"train-{os.getpid()}",
-        slot_bytes=nbytes + STORE_ROOM_BYTES,
-        adapter_bytes=_adapter_bytes(config.trainer.lora, tensors.values()),
+        f"train-{os.getpid()}", slot_bytes=sizes.version, adapter_bytes=sizes.adapter
     ) as store:
         yield store
+
+
+@contextmanager
+def cluster_store(config: RunConfig) -> "Iterator[RayWeightStore]":
+    """Weight store for workers on the nodes of a cluster."""
+    from rollart.distributed.ray_weights import ray_weights  # here: simulations need no Ray
+
+    sizes = _version_sizes(config)
+    if sizes is None:
+        files = Path(config.model).glob("*.safetensors") if isinstance(config.model, str) else ()
+        stored_bytes = sum(file.stat().st_size for file in files)
+        if not stored_bytes:
+            raise ConfigError("model", "its size is unknown, which a cluster needs; give a folder with safetensors")
+        # Checkpoints hold two bytes per number or more, published versions four at the most.
+        sizes = VersionBytes(2 * stored_bytes + STORE_ROOM_BYTES, 0)
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", config.name)
+    run = f"{name}-{secrets.token_hex(6)}"
+    with ray_weights(run, slot_bytes=sizes.version, adapter_bytes=sizes.adapter) as store:
+        yield store
+
+
+class VersionBytes(NamedTuple):
+    """Upper bounds on the size of a full version, and of an adapter (0 if none is published)."""
+
+    version: int
+    adapter: int
+
+
+def _version_sizes(config: RunConfig) -> VersionBytes | None:
+    """None for an architecture known only to transformers."""
+    try:
+        tensors = read_shape(config.model).tensors()
+    except RequestError:
+        return None
+    entry_bytes = config.trainer.ranks * TENSOR_ENTRY_BYTES  # ranks publish shards
+    nbytes = sum(math.prod(shape) * LARGEST_NUMBER_BYTES + entry_bytes for shape in tensors.values())
+    return VersionBytes(nbytes + STORE_ROOM_BYTES, _adapter_bytes(config.trainer.lora, tensors.values()))
 
 
 def _adapter_bytes(lora: LoraSettings | None, shapes: Iterable[tuple[int, ...]]) -> int:
@@ -290,10 +365,29 @@ def _engines(config: RunConfig, store: WeightStore | None) -> list[WorkerSpec]:
             {**shared, "pool": pool},
             pool.hardware or name,
             interpreter_of(pool),
+            Needs(
+                pool.ranks,
+                pool.cpus,
+                round(pool.memory_gb * 1e9),
+                labels_of(pool),
+                tuple(labels_of(config.pools[other]) for other in pool.fallback),
+                name,
+            ),
         )
         for name, pool in config.pools.items()
         for index in range(pool.engines)
     ]
+
+
+def labels_of(pool: PoolSettings) -> Labels:
+    """Labels of the nodes of a pool."""
+    return pool.labels | ({ACCELERATOR: pool.accelerator} if pool.accelerator else {})
+
+
+def _on(config: RunConfig, pool: str, *, gpus: int = 0, cpus: float) -> Needs:
+    """Needs of a worker that prefers the nodes of a pool; empty = any node."""
+    labels = labels_of(config.pools[pool]) if pool else {}
+    return Needs(gpus, cpus, labels=labels, fallback=(ANYWHERE,), pool=pool)
 
 
 def _environments(config: RunConfig) -> list[WorkerSpec]:
@@ -311,40 +405,70 @@ def _environments(config: RunConfig) -> list[WorkerSpec]:
                 "codec": codec,
                 "codec_settings": codec_settings,
                 "slots": slots,
+                "transcripts": _wants_transcripts(config, task),
             }
             specs.append(
-                WorkerSpec(f"environment/{name}/{index}", Role.ENVIRONMENT, ENVIRONMENTS, ENVIRONMENT_HOST, settings)
+                WorkerSpec(
+                    f"environment/{name}/{index}",
+                    Role.ENVIRONMENT,
+                    ENVIRONMENTS,
+                    ENVIRONMENT_HOST,
+                    settings,
+                    needs=_on(config, task.environment_pool, cpus=task.environment_cpus),
+                )
             )
     return specs
 
 
 def _rewards(config: RunConfig) -> list[WorkerSpec]:
-    """Tasks with the same reward function share its workers, which are named after the first of them."""
+    """Rewards with the same function share its workers, which are named after the first of their tasks."""
     functions: dict[str, list[str]] = {}
     for name, task in config.tasks.items():
-        functions.setdefault(task.reward, []).append(name)
-    return [
-        WorkerSpec(
-            f"reward/{names[0]}/{index}",
-            Role.REWARD,
-            REWARD,
-            REWARD_HOST,
-            {"function": function, "tasks": tuple(names)},
-        )
-        for function, names in functions.items()
-        for index in range(config.reward_workers)
-    ]
+        for reward in task.all_rewards:
+            functions.setdefault(reward.function, []).append(f"{name}/{reward.label}")
+    places: Counter[str] = Counter()
+    specs = []
+    for function, rewards in functions.items():
+        first = rewards[0].rpartition("/")[0]
+        for _ in range(config.reward_workers):
+            settings = {"function": function, "rewards": tuple(rewards)}
+            needs = _on(config, config.reward_pool, cpus=REWARD_CPUS)
+            place = f"reward/{first}/{places[first]}"
+            specs.append(WorkerSpec(place, Role.REWARD, REWARD, REWARD_HOST, settings, needs=needs))
+            places[first] += 1
+    return specs
 
 
-def _trainer(config: RunConfig, store: WeightStore | None, checkpoints: Path | None) -> WorkerSpec:
+def _trainer(
+    config: RunConfig,
+    store: WeightStore | None,
+    checkpoints: Path | CheckpointPlace | None,
+    rank_starter: RankStarter | None,
+) -> WorkerSpec:
     settings = {
         "model": config.model,
+        "model_source": Path(config.model) if isinstance(config.model, str) else None,
         "store": store,
         "trainer": config.trainer,
         "algorithm": config.algorithm,
         "seed": config.seed,
         "temperature": next(iter(config.tasks.values())).temperature,
-        "checkpoints": None if checkpoints is None else str(checkpoints),
+        "checkpoints": str(checkpoints.absolute()) if isinstance(checkpoints, Path) else checkpoints,
         "keep_checkpoints": config.keep_checkpoints,
+        "rank_starter": rank_starter,
     }
-    return WorkerSpec("trainer/0", Role.TRAINER, TRAINER, TRAINER_FACTORY, settings)
+    return WorkerSpec(
+        "trainer/0",
+        Role.TRAINER,
+        TRAINER,
+        TRAINER_FACTORY,
+        settings,
+        needs=rank_needs(config),
+        ranks=config.trainer.ranks,
+    )
+
+
+def rank_needs(config: RunConfig) -> Needs:
+    """What each rank of the trainer reserves."""
+    trainer = config.trainer
+    return _on(config, trainer.pool, gpus=1 if trainer.device == "cuda" else 0, cpus=trainer.cpus)

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rollart.app.checkpoints import CHECKPOINTS, local_root
 from rollart.app.compose import real_parts
-from rollart.app.running import CHECKPOINTS, MODEL
+from rollart.app.run_folder import JOURNAL
+from rollart.app.running import MODEL, read_config
 from rollart.backends.trainers.checkpoint import Checkpoints
 from rollart.config.schema import RunConfig
 from rollart.config.suggest import did_you_mean
@@ -21,8 +23,9 @@ CONFIGS = ("config.json", "adapter_config.json")
 
 def find_checkpoint(path: Path) -> tuple[Path, Path]:
     """Resolve a path to the run folder and the checkpoint."""
-    if (path / CHECKPOINTS).is_dir():
-        newest = Checkpoints(path / CHECKPOINTS).newest()
+    root = local_root(read_config(path), path) if (path / JOURNAL).is_file() else path / CHECKPOINTS
+    if root.is_dir() or (path / JOURNAL).is_file():
+        newest = Checkpoints(root).newest()
         if newest is None:
             raise RequestError(
                 f"{path}: the run has no checkpoint yet; it saves one when it ends, or set checkpoint_every"
@@ -70,6 +73,7 @@ def config_for(config: RunConfig, model: Path, task: str, episodes: int) -> RunC
         "pools": pools,
         "steps": 0,
         "eval_every": 1,
+        "transcripts_mb": 0,
         "trainer": config.trainer.model_copy(update={"lora": None}),
     }
     return config.model_copy(update=changes)

@@ -73,6 +73,14 @@ def mishap(event: j.JournalEvent) -> str:
     match event:
         case j.WorkerDied():
             return f"{event.worker} died: {event.reason} ({event.action})"
+        case j.WorkerWaits():
+            return f"{event.worker} waits for a node: {event.why}"
+        case j.WorkerPlaced(why=why) if why:
+            return f"{event.worker} runs on {event.node}: {why}"
+        case j.WorkerLeaves():
+            return f"{event.worker} leaves: {event.why}"
+        case j.WorkerLeft(unfinished=True):
+            return f"{event.worker} was stopped before it had finished its work: it ran out of time"
         case j.Quarantined():
             rest_s = event.until - event.at  # negative: given up, as the reason explains
             return f"{event.part} is set aside{f' for {rest_s:.3g} s' if rest_s > 0 else ''}: {event.reason}"

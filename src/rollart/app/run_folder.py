@@ -14,6 +14,7 @@ CONFIG_DRAFT = f".{CONFIG}.tmp"
 LOCK = "lock"
 JOURNAL = "journal.sqlite"
 TRAJECTORIES = "trajectories"
+TRANSCRIPTS = "transcripts"
 
 
 def write_config(folder: Path, text: str) -> None:

@@ -13,24 +13,36 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console
 
-from rollart.app.compose import check_interpreters, check_real, codec_of, is_cold_start, process_store, real_parts
+from rollart.app.checkpoints import check_unused, checkpoint_place, held_versions, is_url, newest_name
+from rollart.app.cluster import check_placement, connected, served_files
+from rollart.app.compose import (
+    check_interpreters,
+    check_real,
+    cluster_store,
+    codec_of,
+    is_cold_start,
+    process_store,
+    rank_needs,
+    real_parts,
+)
 from rollart.app.interruption import Interruption
 from rollart.app.progress import ProgressLogger
 from rollart.app.report_page import leave_page
-from rollart.app.run_folder import CONFIG, CONFIG_DRAFT, JOURNAL, TRAJECTORIES, held, write_config
+from rollart.app.run_folder import CONFIG, CONFIG_DRAFT, JOURNAL, TRAJECTORIES, TRANSCRIPTS, held, write_config
 from rollart.app.trajectory_texts import TrajectoryTexts
+from rollart.app.transcript_store import TranscriptStore
 from rollart.app.view import LiveView
-from rollart.backends.trainers.checkpoint import Checkpoints
+from rollart.backends.trainers.checkpoint import CheckpointPlace
 from rollart.config.load import check
 from rollart.config.schema import RunConfig
 from rollart.control.pipeline import run_pipeline
@@ -38,18 +50,32 @@ from rollart.observe.journal import SqliteJournal, fold_journal, read_since_snap
 from rollart.observe.metrics import MetricsSink
 from rollart.observe.report import Report
 from rollart.policy.lineage import replay
+from rollart.ports.files import RunFiles
+from rollart.ports.ranks import RankStarter
 from rollart.ports.runtime import Runtime
 from rollart.ports.sink import EventSink
 from rollart.ports.weights import WeightStore
-from rollart.types.errors import ConfigError, Interrupted, InvariantBroken, RequestError, RunError, RuntimeLost
+from rollart.types.errors import (
+    ConfigError,
+    FilesError,
+    Interrupted,
+    InvariantBroken,
+    RequestError,
+    RunError,
+    RuntimeLost,
+)
 from rollart.types.ids import WorkerId
 from rollart.types.messages import Role
 from rollart.types.snapshot import RunState
+from rollart.types.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from rollart.distributed.ray_cluster import RayCluster
+    from rollart.distributed.ray_runtime import RayRuntime
 
 LOGS = "logs"
 CPU = "cpu.json"
 """CPU seconds by role, of the last session of a run that finished."""
-CHECKPOINTS = "checkpoints"
 MODEL = "model"
 
 Tables = Mapping[str, Any]
@@ -75,6 +101,7 @@ class Plan:
 def new_run(tables: Tables) -> Plan:
     config = check(RunConfig, tables)
     check_real(config)
+    check_unused(config)
     return Plan(config)
 
 
@@ -85,7 +112,9 @@ def resumed_run(folder: Path, change: Callable[[Tables], Tables]) -> Plan:
     for key in ("seed", "mode", "alpha", "batch", "model", "codec", "algorithm.advantage"):
         if attrgetter(key)(before) != attrgetter(key)(config):
             raise ConfigError(key, "cannot change when a run is resumed; start a new run")
-    saved = Checkpoints(folder / CHECKPOINTS).held()
+    if before.checkpoint_url != config.checkpoint_url:
+        raise ConfigError("checkpoint_url", "cannot change when a run is resumed; start a new run")
+    saved = held_versions(config, folder)
     if saved and saved[-1].step > config.steps:
         raise ConfigError("steps", f"the run has already trained {saved[-1].step} steps; give at least as many")
     check_real(config)
@@ -98,22 +127,54 @@ def carry_out(
     out: Path | None = None,
     cores: Mapping[Role, Sequence[int]] | None = None,
     interruption: Interruption | None = None,
+    address: str | None = None,
 ) -> tuple[Path, Report]:
     """Run all steps; returns the run's folder and a report that covers the journal from the first start on.
 
     `cores` pins the worker processes of a role to some of the cores. `interruption` is the caller's, if it handles
-    signals in another thread.
+    signals in another thread. `address` is that of a Ray cluster to run on, instead of a private Ray.
     """
-    check_interpreters(plan.config, processes=runtime is RuntimeKind.RAY)
-    folder = _new_folder(out, plan.config) if plan.folder is None else plan.folder
+    if address is None:
+        check_interpreters(plan.config, processes=runtime is RuntimeKind.RAY)
+    elif runtime is RuntimeKind.INLINE:
+        raise RequestError("an address is that of a Ray cluster, and the inline runtime uses none; use --runtime ray")
+    with connected(address) as cluster:
+        if cluster is not None:
+            for reason in check_placement(plan.config, resumed=plan.folder is not None):
+                say(f"waits for nodes: {reason}")
+        folder = _new_folder(out, plan.config) if plan.folder is None else plan.folder
+        if cluster is not None:
+            cluster.advice = _go_on(folder)
+        return _carry_out(plan, folder, lambda config: _hosts(runtime, config, folder, cores, cluster), interruption)
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """What a run is carried out with: where its workers run, and how weights, files and ranks get there."""
+
+    runtime: Runtime
+    store: WeightStore
+    files: RunFiles | None = None
+    """Reaches the checkpoints of the run folder from other machines."""
+    rank_starter: RankStarter | None = None
+    """Starts the ranks of the trainer; without it they are child processes."""
+
+
+def _carry_out(
+    plan: Plan,
+    folder: Path,
+    start: Callable[[RunConfig], AbstractContextManager[Hosts]],
+    interruption: Interruption | None,
+) -> tuple[Path, Report]:
     say(f"run folder: {folder}")
     try:
         with held(folder), Interruption(say) if interruption is None else nullcontext(interruption) as stop:
             state = _state(folder / JOURNAL)
             config = with_model(plan.config, folder)
             try:
-                with _hosts(runtime, config, folder, cores) as (hosts, store):
-                    stop.cancels(_run(config, folder, state, hosts, store))
+                with start(config) as hosts:
+                    place = checkpoint_place(config, folder, hosts.files)
+                    stop.cancels(_run(config, folder, state, hosts, place))
             finally:
                 leave_page(folder, plan.config, say)
     except KeyboardInterrupt:
@@ -125,21 +186,15 @@ def carry_out(
     violations, report = fold_journal(folder / JOURNAL)[1].finish()
     if report is None:
         raise InvariantBroken(f"the journal is inconsistent: {violations[0]}. Keep the run folder and report a bug.")
-    checkpoint = newest_checkpoint(folder)
-    if checkpoint is not None:
+    checkpoint = newest_name(config, folder)
+    if checkpoint:
         say(f"model: {checkpoint}")
-        say(f"load it with: {how_to_load(config, checkpoint)}")
+        if not is_url(config):
+            say(f"load it with: {how_to_load(config, checkpoint)}")
     return folder, report
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """The last checkpoint of a run; None before the first."""
-    checkpoints = Checkpoints(folder / CHECKPOINTS)
-    held = checkpoints.held()
-    return checkpoints.folder(held[-1]) if held else None
-
-
-def how_to_load(config: RunConfig, checkpoint: Path) -> str:
+def how_to_load(config: RunConfig, checkpoint: Path | str) -> str:
     """The Python expression that loads a checkpoint. `config` names the model that training started from."""
     if config.trainer.lora is None:
         return f"AutoModelForCausalLM.from_pretrained({json.dumps(str(checkpoint))})"
@@ -259,30 +314,54 @@ def _go_on(folder: Path) -> str:
 
 def _kept(folder: Path) -> str:
     """What a resume starts from."""
-    saved = Checkpoints(folder / CHECKPOINTS).held()
+    try:
+        saved = held_versions(read_config(folder), folder)
+    except FilesError as error:
+        return f"which checkpoints there are is not known: {error}"
     return f"the last checkpoint is that of step {saved[-1].step}" if saved else "there is no checkpoint yet"
 
 
 @contextmanager
 def _hosts(
-    kind: RuntimeKind, config: RunConfig, folder: Path, cores: Mapping[Role, Sequence[int]] | None
-) -> Iterator[tuple[Runtime, WeightStore]]:
+    kind: RuntimeKind,
+    config: RunConfig,
+    folder: Path,
+    cores: Mapping[Role, Sequence[int]] | None,
+    cluster: "RayCluster | None",
+) -> Iterator[Hosts]:
     # Late imports: other commands do not need these.
     if kind is RuntimeKind.INLINE:
         from rollart.backends.stores.memory import MemoryStore
         from rollart.distributed.inline import InlineRuntime
 
-        yield InlineRuntime(), MemoryStore()
-    else:
-        from rollart.distributed.ray_local import LocalRay
-        from rollart.distributed.ray_runtime import RayRuntime
+        yield Hosts(InlineRuntime(), MemoryStore())
+        return
+    from rollart.distributed.ray_local import LocalRay
+    from rollart.distributed.ray_ranks import RayRanks
+    from rollart.distributed.ray_runtime import RayRuntime
 
+    ranks = RayRanks(config.trainer.ranks, config.algorithm.minibatches, rank_needs(config))
+    if cluster is None:
         local = LocalRay(logs=folder / LOGS / "ray", advice=_go_on(folder))
         with process_store(config, folder) as store, local:
             runtime = RayRuntime(folder / LOGS, cores=cores, local=local)
-            before_s = time.process_time()
-            yield runtime, store
-            _leave_cpu(folder, time.process_time() - before_s, runtime.cpu_s)
+            with _cpu_accounted(folder, runtime):
+                yield Hosts(runtime, store, rank_starter=ranks)
+    else:
+        with cluster_store(config) as store:
+            files = served_files(config, folder, folder / LOGS)
+            runtime = RayRuntime(
+                folder / LOGS, cores=cores, local=cluster, code=cluster.code, files=files, release=store.release
+            )
+            with _cpu_accounted(folder, runtime):
+                yield Hosts(runtime, store, files.checkpoints, ranks)
+
+
+@contextmanager
+def _cpu_accounted(folder: Path, runtime: "RayRuntime") -> Iterator[None]:
+    before_s = time.process_time()
+    yield
+    _leave_cpu(folder, time.process_time() - before_s, runtime.cpu_s)
 
 
 def _leave_cpu(folder: Path, controller_s: float, workers_s: Mapping[WorkerId, float]) -> None:
@@ -296,7 +375,9 @@ def _leave_cpu(folder: Path, controller_s: float, workers_s: Mapping[WorkerId, f
     say("CPU: " + ", ".join(f"{role} {spent_s:.1f} s" for role, spent_s in ordered))
 
 
-async def _run(config: RunConfig, folder: Path, state: RunState | None, runtime: Runtime, store: WeightStore) -> None:
+async def _run(
+    config: RunConfig, folder: Path, state: RunState | None, hosts: Hosts, checkpoints: Path | CheckpointPlace
+) -> None:
     journal = MetricsSink(SqliteJournal(folder / JOURNAL, config.journal_mb * 10**6), folder)
     console = Console(stderr=True)
     sink: EventSink
@@ -305,5 +386,11 @@ async def _run(config: RunConfig, folder: Path, state: RunState | None, runtime:
     else:
         sink = ProgressLogger(journal, say, config.steps)
     texts = TrajectoryTexts(folder / TRAJECTORIES, codec_of(config), config.steps, say)
-    parts = real_parts(config, runtime, sink, store, folder / CHECKPOINTS, texts.ended)
+    transcripts = TranscriptStore(folder / TRANSCRIPTS, config.transcripts_mb * 10**6, say)
+
+    def ended(trajectory: Trajectory, cause: str) -> None:
+        texts.ended(trajectory, cause)
+        transcripts.ended(trajectory)
+
+    parts = real_parts(config, hosts.runtime, sink, hosts.store, checkpoints, ended, hosts.rank_starter)
     await run_pipeline(config, parts, state)

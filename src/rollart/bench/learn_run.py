@@ -14,9 +14,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rollart.app.api import merged
+from rollart.app.checkpoints import CHECKPOINTS
 from rollart.app.evaluation import config_for, play
 from rollart.app.run_folder import JOURNAL
-from rollart.app.running import CHECKPOINTS, RuntimeKind, carry_out, new_run, require, with_model
+from rollart.app.running import RuntimeKind, carry_out, new_run, require, with_model
 from rollart.backends.trainers.checkpoint import Checkpoints
 from rollart.bench.common import say
 from rollart.bench.runs import Events, Tables, trained_batches

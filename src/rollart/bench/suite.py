@@ -129,6 +129,34 @@ BENCHES: Mapping[str, BenchSpec] = {
             Figure("latency_0.bound"),
         ),
     ),
+    "affinity": BenchSpec(
+        ("affinity",),
+        (
+            Figure("over_best_fixed", Target(low=0.95)),
+            Figure("over_wrong", Target(low=1)),
+            Figure("assigned_by_step", Target(high=20)),
+            Figure("moves_after_20_steps", Target(high=2)),
+            Figure("change.noticed", YES),
+        ),
+    ),
+    "affinity_sim": BenchSpec(
+        ("affinity", "--sim"),
+        (
+            Figure("over_declared", Target(low=0.97)),
+            Figure("over_H800_only", Target(low=1)),
+            Figure("over_H20_only", Target(low=1)),
+            Figure("moves"),
+        ),
+    ),
+    "ray": BenchSpec(
+        ("ray",),
+        (
+            Figure("us_per_turn", Target(high=300)),
+            Figure("over_local", Target(low=0.9)),
+            Figure("sync_share", Target(high=0.02)),
+            Figure("weight_over_tcp", Target(low=0.5)),
+        ),
+    ),
     "trl": BenchSpec(
         ("trl", "--python", "{trl}"),
         (

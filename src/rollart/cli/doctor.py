@@ -1,4 +1,4 @@
-"""`rollart doctor`: what this machine has, what is missing for which use, and how to install it."""
+"""`rollart doctor`: what this machine, or every node of a cluster, has and lacks, and what to do about it."""
 
 import json as jsonlib
 import os
@@ -11,11 +11,19 @@ from importlib import metadata
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from rollart.app.cluster_doctor import examine_cluster, problems
+from rollart.app.running import RuntimeKind, require
 from rollart.backends.native.kernels import CannotCompile, cache_folder, compiled
+from rollart.cli.render import show_health
+from rollart.cli.train import config_file
+from rollart.config.load import check, load_toml
+from rollart.config.schema import RunConfig
+from rollart.types.errors import RequestError
 
 PACKAGES = {
     "torch": ("train", True),
@@ -24,6 +32,8 @@ PACKAGES = {
     "gymnasium": ("train", True),
     "ray": ("ray", False),
     "peft": ("lora", False),
+    "uvicorn": ("serve", False),
+    "starlette": ("serve", False),
     "vllm": ("vllm", False),
 }
 """The extra of rollart that installs each package, and whether `rollart train` needs it."""
@@ -42,14 +52,25 @@ class Finding(NamedTuple):
 
 
 def doctor(
+    config: Annotated[
+        str | None, typer.Argument(help="With --address: check the interpreters of this config's pools too.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Check every node of a Ray cluster: HOST:PORT of its head, or auto.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print only one JSON object on stdout.")] = False,
 ) -> None:
-    """Check this machine: versions, cores, memory, ports; what is missing, and how to install it.
+    """Check this machine, or every node of a cluster: versions, memory, ports, GPUs, clocks; what is missing, and
+    how to install it.
 
-    Exits with 1 if `rollart train` cannot work here.
+    Exits with 1 if `rollart train` cannot work here or there.
 
-    Example: rollart doctor
+    Example: rollart doctor --address auto
     """
+    if address is not None:
+        raise typer.Exit(_doctor_cluster(address, config, json=json))
+    if config is not None:
+        raise RequestError("a config is checked against a cluster; add --address")
     findings = list(examine())
     if json:
         sys.stdout.write(jsonlib.dumps({finding.what: finding._asdict() for finding in findings}) + "\n")
@@ -59,6 +80,20 @@ def doctor(
             console.print(f"{MARKS[finding.mark]}  {finding.what:<14} {escape(finding.found)}", soft_wrap=True)
     if any(finding.mark == "bad" for finding in findings):
         raise typer.Exit(1)
+
+
+def _doctor_cluster(address: str, config: str | None, *, json: bool) -> int:
+    """Print the health of every node; the exit code."""
+    require(RuntimeKind.RAY)
+    checked = None if config is None else check(RunConfig, load_toml(config_file(config)))
+    healths = examine_cluster(address, checked)
+    bad, notes = problems(healths, "bad"), problems(healths, "note")
+    if json:
+        found = {"nodes": healths, "problems": bad, "notes": notes}
+        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+    else:
+        show_health(Console(highlight=False), healths, bad, notes)
+    return 1 if bad else 0
 
 
 def examine() -> Iterator[Finding]:

@@ -96,7 +96,7 @@ def _summary(verdicts: list[Verdict], seconds: float) -> dict[str, Any]:
         "seeds": len(verdicts),
         "violations": sum(bool(verdict.violations) for verdict in verdicts),
         "seconds": round(seconds, 1),
-        "faults": {str(row): injected[row] for row in range(1, 25)},
+        "faults": {str(row): injected[row] for row in (*range(1, 25), 33)},
         "modes": dict(sorted(Counter(verdict.mode for verdict in verdicts).items())),
         "steps": sum(verdict.steps for verdict in verdicts),
         "trajectories": sum(verdict.trajectories for verdict in verdicts),

@@ -8,10 +8,12 @@ import typer
 from rollart import __version__
 from rollart.bench.commands import app as bench
 from rollart.cli.audit import audit
+from rollart.cli.cluster import app as cluster
 from rollart.cli.doctor import doctor
 from rollart.cli.eval import evaluate
 from rollart.cli.fuzz import fuzz
 from rollart.cli.report import report
+from rollart.cli.reward import app as reward
 from rollart.cli.sim import sim
 from rollart.cli.train import train
 from rollart.types.errors import RequestError, RollartError
@@ -37,6 +39,8 @@ app.command()(report)
 app.command()(train)
 app.command("eval")(evaluate)
 app.command()(doctor)
+app.add_typer(reward, name="reward")
+app.add_typer(cluster, name="cluster")
 app.add_typer(bench, name="bench")
 
 

@@ -5,13 +5,16 @@ from itertools import pairwise
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from rollart.app.cluster_doctor import NodeHealth, own_versions
 from rollart.config.schema import RunConfig
 from rollart.control.fleet import WorkerSpec
 from rollart.observe.bias import Compared, warnings
 from rollart.observe.report import Redundancy, Report
 from rollart.observe.steady import Steady
+from rollart.policy.placement import Planned
 from rollart.types.journal import EvalEnded, TimeUse
 
 Baselines = Mapping[str, Mapping[str, float]]
@@ -43,12 +46,61 @@ def show_plan(console: Console, config: RunConfig, workers: Sequence[WorkerSpec]
         table.add_row(f"{len(names)} {role}", pool, hardware or "any", factory.partition(":")[2])
     console.print(table)
     for task, settings in config.tasks.items():
-        classes = [*([settings.hardware] if settings.hardware else []), *config.fallback_of(task)]
+        declared, others = config.declared_class(task), config.fallback_of(task)
+        found = task in config.automatic_tasks()
+        classes = " or ".join(others) + " (auto)" if found else ", then ".join([*filter(None, [declared]), *others])
         console.print(
             f"{task}: {config.groups_per_batch()[task]} of {config.groups} groups of {config.batch.group_size}, "
-            f"{settings.environments} environments, turns on {', then '.join(classes) or 'any engine'}",
+            f"{settings.environments} environments, turns on {classes or 'any engine'}",
             highlight=False,
         )
+
+
+def show_placement(console: Console, planned: Sequence[Planned], there: str) -> None:
+    """Show where workers would run on a cluster."""
+    console.print(f"the cluster has {there}; workers would be placed, for example, as follows:", highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("worker", "needs", "node", "why"):
+        table.add_column(column)
+    for each in planned:
+        table.add_row(each.name, str(each.needs), "waits" if each.node is None else each.node.name, each.why)
+    console.print(table)
+
+
+def show_health(console: Console, healths: Sequence[NodeHealth], problems: Sequence[str], notes: Sequence[str]) -> None:
+    """Show what every node of a cluster has, and below it what is wrong."""
+    ours = own_versions()
+    controller = {"Python": ours.python, **ours.packages}
+    console.print("the controller has " + ", ".join(f"{name} {version or '–'}" for name, version in controller.items()))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("node", "versions", "GPUs", "memory", "disk", "/dev/shm", "link", "clock"):
+        table.add_column(column, no_wrap=column == "node")
+    for health in healths:
+        table.add_row(health.node.name, *_health_cells(health, controller))
+    console.print(table)
+    for mark, color, lines in (("bad", "red", problems), ("note", "yellow", notes)):
+        for line in lines:
+            console.print(f"[{color}]{mark}[/]  {escape(line)}", soft_wrap=True)
+    if not problems:
+        console.print(f"all {len(healths)} nodes can take part in a run")
+
+
+def _health_cells(health: NodeHealth, controller: Mapping[str, str]) -> list[str]:
+    answer = health.answer
+    if "problem" in answer:
+        return ["no answer"]
+    there, link = {"Python": answer["python"], **answer["packages"]}, answer["link"]
+    others = [f"{name} {there[name] or '–'}" for name, version in controller.items() if there[name] != version]
+    sizes = (answer[key] for key in ("memory_bytes", "disk_bytes", "shared_bytes"))
+    linked = (
+        ("none", "") if "problem" in link else (f"{link['trip_s'] * 1000:.2f} ms", f"{link['offset_s'] * 1000:+.1f} ms")
+    )
+    return [
+        ", ".join(others) or "same",
+        f"{answer['gpus']} of {health.node.total.get('GPU', 0):g}",
+        *("?" if size is None else f"{size / 1e9:.0f} GB" for size in sizes),
+        *linked,
+    ]
 
 
 def _alike(workers: Sequence[WorkerSpec]) -> dict[tuple[str, str, str, str], list[str]]:
@@ -169,6 +221,10 @@ def _counts(report: Report) -> Table:
     for task, turns in report.placements.items():
         total = sum(turns.values())
         table.add_row(f"{task} turns on", ", ".join(f"{name} {count / total:.0%}" for name, count in turns.items()))
+    for number, sentence in enumerate(report.affinity.values()):
+        table.add_row("" if number else "hardware by measurement", sentence)
+    if report.moves:
+        table.add_row("moves between classes", f"{report.moves:,}")
     if report.fallbacks:
         table.add_row("placed elsewhere", _list(report.fallbacks))
     rewards = [
@@ -176,6 +232,10 @@ def _counts(report: Report) -> Table:
         for task, value in report.reward.items()
     ]
     table.add_row("mean reward", ", ".join(rewards) or "none")
+    if report.reward_parts:
+        table.add_row("by name", ", ".join(f"{name} {value:.3f}" for name, value in report.reward_parts.items()))
+    if report.rewards_defaulted:
+        table.add_row("rewards that failed and have their default", _list(report.rewards_defaulted))
     rare = {"shares redistributed": report.redistributed, "workers lost": report.workers_lost, "stalls": report.stalls}
     for label, count in rare.items():
         if count:

@@ -9,13 +9,16 @@ import msgspec
 import typer
 from rich.console import Console
 
+from rollart.app.checkpoints import newest_name
+from rollart.app.cluster import check_placement, cluster_nodes, connected, placement
 from rollart.app.compose import baselines_of, worker_specs
-from rollart.app.run_folder import JOURNAL
-from rollart.app.running import RuntimeKind, carry_out, new_run, newest_checkpoint, require, resumed_run
-from rollart.cli.render import show_plan, show_report
+from rollart.app.run_folder import CONFIG, JOURNAL
+from rollart.app.running import RuntimeKind, carry_out, new_run, require, resumed_run
+from rollart.cli.render import show_placement, show_plan, show_report
 from rollart.config.load import load_toml, override
 from rollart.config.suggest import did_you_mean
 from rollart.observe.journal import digest, read_journal
+from rollart.policy.placement import inventory
 from rollart.types.errors import RequestError
 
 QUICKSTART = "quickstart"
@@ -26,18 +29,29 @@ def train(
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key: --set steps=20. Repeatable.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; must be new or empty.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Run folder to resume from its last checkpoint.")] = None,
+    continue_: Annotated[
+        bool, typer.Option("--continue", help="Resume the run in --out if there is one; for what restarts by itself.")
+    ] = False,
     runtime: Annotated[
         RuntimeKind, typer.Option(help="Workers as processes (ray), or as threads of this one (inline).")
     ] = RuntimeKind.RAY,
+    address: Annotated[
+        str | None, typer.Option(help="Run on a Ray cluster: HOST:PORT of its head, or auto (see `rollart cluster`).")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the resolved config and worker placement.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print only one JSON object on stdout.")] = False,
 ) -> None:
-    """Train on this machine. Without CONFIG it runs the quickstart: three tasks, from scratch, in minutes.
+    """Train, on this machine or a cluster. Without CONFIG: the quickstart, three tasks from scratch in minutes.
 
     Example: rollart train frozenlake --set steps=20 --out runs/first
     """
     require(runtime)
     assignments = list(set_ or [])
+    if continue_:
+        if out is None:
+            raise RequestError("--continue needs --out, the folder of the run")
+        if (out / CONFIG).is_file():
+            config, out, resume = None, None, out
     if resume is not None:
         if config is not None or out is not None:
             raise RequestError("--resume uses the config and the folder of the run; omit CONFIG and --out")
@@ -45,17 +59,21 @@ def train(
     else:
         plan = new_run(override(load_toml(config_file(config or QUICKSTART)), assignments))
     if dry_run:
-        show_plan(Console(), plan.config, worker_specs(plan.config, None, None))
+        with connected(address) as cluster:
+            show_plan(Console(), plan.config, worker_specs(plan.config, None, None))
+            if cluster is not None:
+                show_placement(Console(), placement(plan.config), inventory(cluster_nodes()))
+                check_placement(plan.config, resumed=resume is not None)
         return
-    folder, report = carry_out(plan, runtime, out)
-    checkpoint = newest_checkpoint(folder)
+    folder, report = carry_out(plan, runtime, out, address=address)
+    checkpoint = newest_name(plan.config, folder)
     if json:
         figures = msgspec.to_builtins(report, str_keys=True)
         extra = {
             "wasted_token_share": report.wasted_token_share,
             "digest": digest(read_journal(folder / JOURNAL)),
             "folder": str(folder),
-            "checkpoint": None if checkpoint is None else str(checkpoint),
+            "checkpoint": checkpoint or None,
         }
         sys.stdout.write(msgspec.json.encode(figures | extra).decode() + "\n")
         return

@@ -1,4 +1,4 @@
-"""Fault injection: artificial latency and failures of environments, to test that a run survives them."""
+"""Injection: failures and latency of environments, to test that a run survives them, and slow engines."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -31,3 +31,27 @@ def _several(value: object) -> object:
 
 Injections = Annotated[tuple[Injection, ...], BeforeValidator(_several)]
 """One table or a list of tables, each with its own slots."""
+
+
+class Slowdown(Strict):
+    """Slow engines on purpose, so that two pools of one machine behave like unlike hardware.
+
+    An engine waits after every step, for the extra share of the step's measured time.
+    """
+
+    prefill: float = Field(default=1.0, ge=1, allow_inf_nan=False)
+    """Factor of the time spent on prompts, and on KV that an update invalidated."""
+    decode: float = Field(default=1.0, ge=1, allow_inf_nan=False)
+    """Factor of the time spent on sampling."""
+    from_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Seconds after the start of the engine from which on it holds, in place of the one before."""
+
+
+Slowdowns = Annotated[tuple[Slowdown, ...], BeforeValidator(_several)]
+"""One table or a list of tables, by `from_s`: a pool that changes its speed."""
+
+
+def slowdown_at(slowdowns: Slowdowns, seconds: float) -> Slowdown:
+    """The one that holds at a time after the start of the engine."""
+    holds = [each for each in slowdowns if each.from_s <= seconds]
+    return max(holds, key=lambda each: each.from_s) if holds else Slowdown()

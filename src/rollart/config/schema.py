@@ -8,19 +8,25 @@ from pydantic import Field, model_validator
 
 from rollart.config.algorithm import AlgorithmSettings
 from rollart.config.base import Strict
-from rollart.config.injection import Injections
+from rollart.config.injection import Injections, Slowdowns
 from rollart.config.modes import MODES, Mode, ModeSettings
 from rollart.config.suggest import did_you_mean
 from rollart.config.training import KEEP_CHECKPOINTS, TrainerSettings
 from rollart.types.errors import ConfigError
 from rollart.types.messages import KvOnUpdate
 from rollart.types.trajectory import StaleTreatment
+from rollart.types.transcript import Truncation
 
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
 PositiveReal = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegativeReal = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Seconds = PositiveReal
 """Always finite: every wait has a deadline."""
+
+
+AUTO = "auto"
+ANY = "any"
 
 
 class BatchSettings(Strict):
@@ -57,18 +63,50 @@ class BatchSettings(Strict):
         return max(1, self.group_size // 4) if self.max_extra_members is None else self.max_extra_members
 
 
+EPISODE_RETURN = "rollart.backends.rewards.functions:episode_return"
+"""The default reward: the sum of the rewards of the turns."""
+
+
+class RewardSettings(Strict):
+    """One reward of a task."""
+
+    function: str = ""
+    """Factory path of the function, `package.module:callable` (real runs)."""
+    name: str = ""
+    """Name in metrics and report; that of the function by default."""
+    weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    """The reward of a trajectory is the weighted sum of its task's rewards; 0 only measures."""
+    deadline_s: Seconds | None = None
+    """Limit of one attempt; `deadlines.reward_s` by default."""
+    default: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    """Value where the reward fails for good, counted and shown; by default the trajectory ends as `reward_failed`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _path_alone(cls, data: Any) -> Any:
+        return {"function": data} if isinstance(data, str) else data
+
+    @property
+    def label(self) -> str:
+        return self.name or self.function.rpartition(":")[2].rpartition(".")[2]
+
+
 class TaskSettings(Strict):
     """One task: its environments, its share of the batch, its hardware, its limits."""
 
     share: PositiveReal = 1.0
     """Share of the batch relative to the other tasks; must give every task a whole number of groups per batch."""
-    hardware: str | None = None
-    """Preferred hardware class; None = any."""
+    hardware: str = AUTO
+    """Preferred hardware class. `auto`: found by measurement, in modes with affinity; `any`: no preference."""
     fallback: tuple[str, ...] | None = None
     """Classes to use when the preferred one is missing or overloaded; None = every other class."""
     environments: Positive = 16
     """Maximum number of concurrent episodes."""
     environments_per_worker: Positive = 64
+    environment_pool: str = ""
+    """Pool whose nodes run its environments, or any other node while none of those has room; by default any node."""
+    environment_cpus: NotNegativeReal = 1.0
+    """CPUs that an environment worker reserves (on a cluster)."""
     max_turns: Positive = 30
     max_turn_tokens: Positive = 64
     max_context: Positive = 32768
@@ -96,8 +134,10 @@ class TaskSettings(Strict):
     environment_settings: dict[str, Any] = Field(default_factory=dict)
     inject: Injections = ()
     """Latency and failures injected into its environments, one table or several (real runs)."""
-    reward: str = "rollart.backends.rewards.functions:episode_return"
-    """Factory path of the reward function (real runs)."""
+    reward: str = ""
+    """Factory path of the reward function (real runs); by default the sum of the rewards of the turns."""
+    rewards: tuple[RewardSettings, ...] = ()
+    """Several rewards, or one with settings, in place of `reward`: functions, or tables with `function`, `weight`, …"""
     prompt_path: str = ""
     """JSON-lines file or folder of text files with the prompts (real runs); by default prompts are seeds."""
     hold_out: Literal["content", "seed"] = "content"
@@ -110,13 +150,37 @@ class TaskSettings(Strict):
     """Range of seeds for training prompts."""
     eval_prompts: tuple[int, int] = (1_000_000, 1_001_000)
 
+    @property
+    def all_rewards(self) -> tuple[RewardSettings, ...]:
+        """Its rewards: at least one."""
+        return self.rewards or (RewardSettings(function=self.reward or EPISODE_RETURN),)
+
+    def limit_reached(self, turns: int, context: int) -> Truncation | None:
+        """Limit of the agent that an episode has reached, after an observation; `context` in tokens."""
+        if turns >= self.max_turns:
+            return Truncation.TURNS
+        return Truncation.CONTEXT if context >= self.max_context else None
+
 
 class PoolSettings(Strict):
     """A pool of engines of one hardware class."""
 
-    engines: Positive = 1
+    engines: NotNegative = 1
+    """0 for a pool that only environments, rewards or the trainer use."""
     hardware: str = ""
     """Hardware class; the pool's name by default."""
+    accelerator: str = ""
+    """Accelerator of its nodes, such as `H800`: the label `ray.io/accelerator-type` (on a cluster)."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Further labels of its nodes (on a cluster)."""
+    fallback: tuple[str, ...] = ()
+    """Pools whose nodes may host its engines while its own have no room; by default they wait (on a cluster)."""
+    ranks: NotNegative = 0
+    """GPUs of one engine, all on one node; 0 = it runs on CPUs (on a cluster)."""
+    cpus: NotNegativeReal = 1.0
+    """CPUs that one engine reserves (on a cluster; on this machine alone nothing is reserved)."""
+    memory_gb: NotNegativeReal = 0.0
+    """Memory that one engine reserves (on a cluster)."""
     engine: Literal["torch", "vllm", "reference"] = "torch"
     """Inference engine (real runs). `reference` is slow and simple, for comparisons."""
     slots: Positive = 64
@@ -126,6 +190,8 @@ class PoolSettings(Strict):
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "cpu"
     """Device of the torch engine."""
+    inject: Slowdowns = ()
+    """Slow its engines on purpose, one table or several (torch engine, and in the simulator)."""
     prefill_tokens: Positive = 256
     """Prompt tokens per step of the torch engine: more = earlier first token, fewer = steadier decoding."""
     kv_on_update: KvOnUpdate = KvOnUpdate.RECOMPUTE
@@ -139,10 +205,29 @@ class PoolSettings(Strict):
     """
 
 
+class AffinitySettings(Strict):
+    """How tasks with `hardware = "auto"` find their class."""
+
+    explore: Annotated[float, Field(ge=0, le=0.5)] = 0.03
+    """Maximum share of a task's trajectories that are sent to a class only to measure it, after the first few."""
+    min_gain: Annotated[float, Field(gt=0, lt=1)] = 0.08
+    """A task moves if that lowers the predicted load by this share, ..."""
+    confirm_s: Seconds = 20.0
+    """... for this long, and a training step, without interruption. A class without engines is left after this time."""
+    hold_s: Seconds = 60.0
+    """A task that moved for a gain stays for at least this long; twice as long after each further move, up to 32
+    times."""
+
+    @property
+    def tick_s(self) -> float:
+        """Seconds between two looks at the figures."""
+        return min(5.0, self.confirm_s / 4)
+
+
 class Deadlines(Strict):
     """How long the controller waits for its workers before it acts."""
 
-    engine_silent_s: Seconds = 30.0
+    engine_silent_s: Seconds = 25.0
     """An engine with requests in flight that is silent for this long is considered dead and replaced."""
     turn_s: Seconds = 3600.0
     """Limit of one turn over all engines that attempt it; then the trajectory ends as `engine_failed`."""
@@ -159,6 +244,10 @@ class Deadlines(Strict):
     save_s: Seconds = 1800.0
     reward_s: Seconds = 120.0
     """Limit of one reward attempt, from the moment a reward worker has a free slot for it."""
+    drain_s: Seconds = 120.0
+    """Time that a worker whose node drains has to finish its work; then it is stopped."""
+    node_s: Seconds = 600.0
+    """On a cluster: the run stops if no worker of a role has had a node for this long."""
     stall_report_s: Seconds = 300.0
     """After this long without progress of any trajectory, step or sync, the run reports what it waits for."""
 
@@ -184,12 +273,20 @@ class RunConfig(Strict):
     """
     keep_checkpoints: Positive = KEEP_CHECKPOINTS
     """Number of checkpoints kept; the oldest is removed after another one was saved."""
+    checkpoint_url: str = ""
+    """Where checkpoints are kept, by default in the run folder: a folder that all machines of the run share, or a URL
+    that fsspec can open, such as `s3://bucket/run-1`. Every run needs its own."""
     journal_mb: Annotated[int, Field(ge=16)] = 1024
     """Size in MB at which the journal of a real run prunes events older than the last checkpoint; audit and report
     still cover them. Nothing is pruned before the first checkpoint."""
+    transcripts_mb: NotNegative = 256
+    """Size in MB of the transcripts that the run folder keeps, the newest ones; 0 = none (real runs)."""
     rolling_update: bool = False
     """Engines load a new version one by one instead of all together."""
     reward_workers: Positive = 1
+    reward_pool: str = ""
+    """Pool whose nodes run the reward workers; by default any node."""
+    affinity: AffinitySettings = AffinitySettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     trainer: TrainerSettings = TrainerSettings()
     deadlines: Deadlines = Deadlines()
@@ -244,7 +341,7 @@ class RunConfig(Strict):
 
     def hardware_classes(self) -> dict[str, None]:
         """Hardware classes of all pools, in order."""
-        return {pool.hardware or name: None for name, pool in self.pools.items()}
+        return {pool.hardware or name: None for name, pool in self.pools.items() if pool.engines}
 
     def fallback_of(self, task: str) -> tuple[str, ...]:
         """Classes that may serve a task besides the preferred one, in order."""
@@ -253,6 +350,18 @@ class RunConfig(Strict):
         wanted = tuple(classes) if settings.fallback is None else settings.fallback
         return tuple(name for name in wanted if name in classes and name != settings.hardware)
 
+    def declared_class(self, task: str) -> str | None:
+        """Hardware class that the task declares; None if it finds one itself or has no preference."""
+        hardware = self.tasks[task].hardware
+        return None if hardware in (AUTO, ANY) else hardware
+
+    def automatic_tasks(self) -> dict[str, tuple[str, ...]]:
+        """Tasks that find their class by measurement, and the classes that they can use, of which there are several."""
+        if not self.mode_settings.affinity:
+            return {}
+        usable = {name: self.fallback_of(name) for name, task in self.tasks.items() if task.hardware == AUTO}
+        return {name: classes for name, classes in usable.items() if len(classes) > 1}
+
     @model_validator(mode="after")
     def _possible(self) -> Self:
         self._check_present()
@@ -260,13 +369,23 @@ class RunConfig(Strict):
         self._check_algorithm()
         for name in self.tasks:
             self._check_task(name)
+        for name, pool in self.pools.items():
+            _check_pool(name, pool)
         return self
 
     def _check_present(self) -> None:
         if not self.tasks:
             raise ConfigError("tasks", "no task is configured; add a table such as [tasks.frozenlake]")
-        if not self.pools:
+        if not any(pool.engines for pool in self.pools.values()):
             raise ConfigError("pools", "no pool of engines is configured; add a table such as [pools.local]")
+        named = [(f"tasks.{name}.environment_pool", task.environment_pool) for name, task in self.tasks.items()]
+        named += [(f"pools.{name}.fallback", other) for name, pool in self.pools.items() for other in pool.fallback]
+        for key, pool in (*named, ("reward_pool", self.reward_pool), ("trainer.pool", self.trainer.pool)):
+            if pool and pool not in self.pools:
+                raise ConfigError(
+                    key,
+                    f"there is no pool {pool!r}{did_you_mean(pool, self.pools)}; pools are {', '.join(self.pools)}",
+                )
 
     def _check_batch(self) -> None:
         batch = self.batch
@@ -353,14 +472,16 @@ class RunConfig(Strict):
         for index, wanted in enumerate(task.fallback or ()):
             if wanted not in classes:
                 raise ConfigError(f"tasks.{name}.fallback.{index}", _no_class(wanted, classes))
-        if task.hardware is not None and task.hardware not in classes and not task.fallback:
-            raise ConfigError(f"tasks.{name}.hardware", _no_class(task.hardware, classes))
+        declared = self.declared_class(name)
+        if declared is not None and declared not in classes and not task.fallback:
+            raise ConfigError(f"tasks.{name}.hardware", _no_class(declared, classes))
         if task.max_turn_tokens >= task.max_context:
             raise ConfigError(
                 f"tasks.{name}.max_turn_tokens",
                 f"one turn of {task.max_turn_tokens} tokens leaves no room in a context of {task.max_context}; "
                 "lower it or raise max_context",
             )
+        self._check_rewards(name)
         if self.late_alpha_of(name) < self.alpha_of(name):
             raise ConfigError(
                 f"tasks.{name}.late_alpha",
@@ -378,6 +499,39 @@ class RunConfig(Strict):
                 f"tasks.{name}.eval_prompts",
                 f"seeds {overlap.start} to {overlap.stop - 1} are also used for training; the ranges must be disjoint",
             )
+
+    def _check_rewards(self, name: str) -> None:
+        task = self.tasks[name]
+        if task.reward and task.rewards:
+            raise ConfigError(f"tasks.{name}.reward", "is given besides rewards; move it into the list")
+        seen: dict[str, int] = {}
+        for index, reward in enumerate(task.rewards):
+            key = f"tasks.{name}.rewards.{index}"
+            if not reward.label:
+                raise ConfigError(f"{key}.function", 'is missing; name a function such as "my_rewards.py:correct"')
+            if "/" in reward.label:
+                raise ConfigError(f"{key}.name", f"{reward.label!r} has a slash, which separates task and reward")
+            if reward.label in seen:
+                raise ConfigError(
+                    f"{key}.name", f"{reward.label!r} is also that of reward {seen[reward.label]}; give each its own"
+                )
+            seen[reward.label] = index
+        if task.rewards and all(reward.default is not None for reward in task.rewards):
+            raise ConfigError(
+                f"tasks.{name}.rewards.0.default",
+                "every reward has a default, so that a trajectory could be trained with no reward computed at all; "
+                "at least one must do without",
+            )
+
+
+def _check_pool(name: str, pool: PoolSettings) -> None:
+    hardware = pool.hardware or name
+    if hardware in (AUTO, ANY):
+        raise ConfigError(
+            f"pools.{name}", f"{hardware!r} cannot be the name of a hardware class; set pools.{name}.hardware"
+        )
+    if pool.inject and pool.engine != "torch":
+        raise ConfigError(f"pools.{name}.inject", f"the {pool.engine} engine cannot be slowed on purpose; torch can")
 
 
 def _no_class(wanted: str, classes: dict[str, None]) -> str:

@@ -79,4 +79,8 @@ class TrainerSettings(Strict):
     """Consecutive claims without a finite step after which the run stops."""
     ranks: int = Field(default=1, ge=1)
     """Number of FSDP2 ranks; on `cuda` each has its own GPU."""
+    pool: str = ""
+    """Pool whose nodes run the trainer, or any other node while none of those has room; by default any node."""
+    cpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    """CPUs that one rank reserves (on a cluster; on this machine alone nothing is reserved)."""
     lora: LoraSettings | None = None

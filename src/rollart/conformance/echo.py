@@ -5,7 +5,7 @@ and `mark`, a file to which `close` appends a line, visible to other processes. 
 first `/` selects what happens:
 
     echo       answered with the size of the batch it arrived in
-    later      answered after the seconds in `artifact`, through `wake_at`
+    later      answered after the seconds in `transcript`, through `wake_at`
     python     answered with the CRC-32 of the path of its interpreter
     wake       answered after a thread has called `wake`
     post       raises in `post`
@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from rollart.ports.worker import Advance
-from rollart.types.ids import PromptId, TrajectoryId
-from rollart.types.messages import RewardInfo, Scored, ScoreRequest, WorkerCommand, WorkerEvent
-from rollart.types.trajectory import Prompt
+from rollart.types.ids import TrajectoryId
+from rollart.types.messages import EpisodeRecord, RewardInfo, Scored, ScoreRequest, WorkerCommand, WorkerEvent
 
 FACTORY = "rollart.conformance.echo:EchoWorker"
 TASK = "echo"
@@ -60,7 +59,7 @@ class EchoWorker:
             elif verb == "python":
                 self._new.append((command.key, float(interpreter_checksum(sys.executable))))
             else:
-                self._new.append((command.key, float(command.artifact or len(commands))))
+                self._new.append((command.key, float(command.episodes[0].transcript or len(commands))))
 
     def advance(self, now: float) -> Advance:
         new, self._new = self._new, []
@@ -71,10 +70,10 @@ class EchoWorker:
             if verb == "later":
                 self._later.append((now + number, key))
             else:
-                self._events.append(Scored(key, number))
+                self._events.append(Scored(key, (number,)))
         while self._woken:
-            self._events.append(Scored(self._woken.pop(0), now))
-        self._events += [Scored(key, now) for due, key in sorted(self._later) if due <= now]
+            self._events.append(Scored(self._woken.pop(0), (now,)))
+        self._events += [Scored(key, (now,)) for due, key in sorted(self._later) if due <= now]
         self._later = [(due, key) for due, key in self._later if due > now]
         events, self._events = self._events, []
         return Advance(events, min(self._later)[0] if self._later else None)
@@ -102,12 +101,5 @@ def interpreter_checksum(python: str) -> int:
 
 def question(key: str, *, seconds: float | None = None) -> ScoreRequest:
     """A question for the echo worker."""
-    return ScoreRequest(
-        key=key,
-        trajectory=TrajectoryId(0),
-        task=TASK,
-        prompt=Prompt(id=PromptId(key), task=TASK, seed=0),
-        turn_rewards=(),
-        artifact=b"" if seconds is None else str(seconds).encode(),
-        truncated=False,
-    )
+    transcript = b"" if seconds is None else str(seconds).encode()
+    return ScoreRequest(key, TASK, "echo", (EpisodeRecord(TrajectoryId(0), 0, transcript=transcript),))

@@ -15,6 +15,7 @@ from rollart.types.ids import TrajectoryId
 from rollart.types.messages import Close, EnvironmentFailed, EnvironmentInfo, Observed, Reset, Step, WorkerEvent
 from rollart.types.tokens import Segment
 from rollart.types.trajectory import Prompt
+from rollart.types.transcript import unpack
 
 SUITE = Suite["EnvironmentHarness", None]()
 Answer = Observed | EnvironmentFailed
@@ -37,6 +38,8 @@ class EnvironmentHarness:
     """A worker whose environments fail in their first step."""
     executed: Callable[[], int] | None = None
     """Number of resets and steps that the environments themselves have executed, in all workers."""
+    transcribing: Callable[[Callable[[], None]], Worker] | None = None
+    """A worker that makes transcripts."""
 
 
 class Host:
@@ -156,6 +159,33 @@ def slots_are_independent(harness: EnvironmentHarness) -> None:
 
 
 @SUITE.case
+def an_ended_episode_has_its_transcript(harness: EnvironmentHarness) -> None:
+    """Only the last observation of an episode comes with a transcript, and only if one is wanted: of this prompt and
+    member, with a turn per step and the rewards that were observed."""
+    with Host(harness.build, harness) as host:
+        host.reset(1)
+        play(host, 1)
+        check(not any(observed.transcript for observed in seen(host)), "no transcript is made if none is wanted")
+    if harness.transcribing is None:
+        raise NotApplicable("the harness has no worker that makes transcripts")
+    with Host(harness.transcribing, harness) as host:
+        host.reset(2, prompt=3)
+        turns = play(host, 2)
+        *before, last = seen(host)
+        check(not any(observed.transcript for observed in before), "only the last observation has a transcript")
+        try:
+            transcript = unpack(last.transcript)
+        except ValueError as error:
+            raise ConformanceError(f"the last observation has a packed transcript, but: {error}") from error
+        given = (transcript.trajectory, transcript.prompt_id, transcript.member, len(transcript.turns))
+        expected = (2, harness.prompt(3).id, 0, turns)
+        check(given == expected, f"trajectory, prompt, member and turns are {expected}, but were {given}")
+        earned = [turn.reward for turn in transcript.turns]
+        observed = [each.reward for each in seen(host)[1:]]
+        check(earned == observed, f"its turns earned {observed}, but the transcript has {earned}")
+
+
+@SUITE.case
 def an_unknown_slot_fails(harness: EnvironmentHarness) -> None:
     """A `Reset` into a slot beyond those of `info` is `EnvironmentFailed`; the worker stays usable."""
     with Host(harness.build, harness) as host:
@@ -259,6 +289,11 @@ def reset(harness: EnvironmentHarness, episode: int, slot: int, prompt: int) -> 
 
 def step(harness: EnvironmentHarness, episode: int, turn: int) -> Step:
     return Step(episode=TrajectoryId(episode), turn=turn, action=harness.action(turn))
+
+
+def seen(host: Host) -> list[Observed]:
+    """All observations so far, in order."""
+    return [event for event in host.drive.events if isinstance(event, Observed)]
 
 
 def play(host: Host, episode: int) -> int:

@@ -1,4 +1,4 @@
-"""Conformance of reward workers: a reward is a finite number or a failure, never a guess."""
+"""Conformance of reward workers: a reward is a finite number per episode or a failure, never a guess."""
 
 import math
 from collections.abc import Callable
@@ -28,6 +28,12 @@ class RewardHarness:
     """Questions on which the function returns something other than a finite number: NaN, inf, a string."""
     calls: Callable[[], int] | None = None
     """Number of calls of the function so far."""
+    of_group: Callable[[Callable[[], None]], Worker] | None = None
+    """A worker whose function sees a whole group."""
+    group: Callable[[int], ScoreRequest] | None = None
+    """A question about that many members, whose values all differ."""
+    in_parts: Callable[[Callable[[], None]], Worker] | None = None
+    """A worker whose function gives named parts."""
 
 
 @SUITE.case
@@ -71,7 +77,7 @@ def a_duplicate_question_counts_once(harness: RewardHarness) -> None:
         worker.send(question)
         worker.settle()
         given = answers(worker, question)
-        check(all(answer == given[0] for answer in given), f"one key has one answer, but got {given}")
+        check(all(each == given[0] for each in given), f"one key has one answer, but got {given}")
         if harness.calls is not None:
             check(
                 harness.calls() <= 2, f"a pending question is not computed again, but {harness.calls()} calls were made"
@@ -116,8 +122,40 @@ def not_finite_is_refused(harness: RewardHarness) -> None:
             ask(worker, harness.question(0))
 
 
-def drive(harness: RewardHarness) -> WorkerDrive:
-    return WorkerDrive(harness.build, virtual=harness.virtual)
+@SUITE.case
+def a_group_gets_a_value_per_member(harness: RewardHarness) -> None:
+    """A question about several episodes is answered by as many values, in their order, however they are ordered."""
+    if harness.of_group is None or harness.group is None:
+        raise NotApplicable("the harness has no function that sees a group")
+    question = harness.group(3)
+    turned = msgspec.structs.replace(question, key=f"{question.key}/turned", episodes=question.episodes[::-1])
+    with drive(harness, harness.of_group) as worker:
+        worker.send(question)
+        values = answer(worker, question).values
+        check(len(values) == 3, f"three episodes have three values, but got {values}")
+        check(all(type(number) is float and math.isfinite(number) for number in values), f"{values} are not numbers")
+        worker.send(turned)
+        again = answer(worker, turned).values
+        check(again == values[::-1], f"values follow the order of the episodes, but got {values} and then {again}")
+
+
+@SUITE.case
+def parts_add_up(harness: RewardHarness) -> None:
+    """Named parts come for every episode, are finite, and add up to its value."""
+    if harness.in_parts is None:
+        raise NotApplicable("the harness has no function that gives named parts")
+    with drive(harness, harness.in_parts) as worker:
+        question = harness.question(0)
+        worker.send(question)
+        given = answer(worker, question)
+        check(len(given.parts) == len(given.values) == 1, f"one episode has one value and its parts, but got {given}")
+        parts, total = given.parts[0], given.values[0]
+        check(parts and all(isinstance(name, str) for name in parts), f"parts have names, but were {parts}")
+        check(math.isclose(math.fsum(parts.values()), total), f"the parts {parts} do not add up to {total}")
+
+
+def drive(harness: RewardHarness, build: Callable[[Callable[[], None]], Worker] | None = None) -> WorkerDrive:
+    return WorkerDrive(build or harness.build, virtual=harness.virtual)
 
 
 def answers(worker: WorkerDrive, question: ScoreRequest) -> list[WorkerEvent]:
@@ -135,20 +173,27 @@ def ask(worker: WorkerDrive, question: ScoreRequest) -> float:
 
 
 def value(worker: WorkerDrive, question: ScoreRequest) -> float:
-    """Wait for the value of a question that was sent. It is never sent again: a second request is a second answer."""
-    answer = worker.until(lambda event: answers_to(event, question))
-    if not isinstance(answer, Scored):
-        raise ConformanceError(f"a valid question is answered by `Scored`, but got {answer}")
-    return answer.value
+    """Wait for the value of a question about one episode that was sent."""
+    values = answer(worker, question).values
+    check(len(values) == 1, f"one episode has one value, but got {values}")
+    return values[0]
+
+
+def answer(worker: WorkerDrive, question: ScoreRequest) -> Scored:
+    """Wait for the answer to a question that was sent. It is never sent again: a second request is a second answer."""
+    given = worker.until(lambda event: answers_to(event, question))
+    if not isinstance(given, Scored):
+        raise ConformanceError(f"a valid question is answered by `Scored`, but got {given}")
+    return given
 
 
 def refusal(worker: WorkerDrive, question: ScoreRequest) -> ScoreFailed:
-    answer = worker.until(lambda event: answers_to(event, question))
-    if not isinstance(answer, ScoreFailed):
-        raise ConformanceError(f"a failed reward is `ScoreFailed`, never a value, but got {answer}")
+    given = worker.until(lambda event: answers_to(event, question))
+    if not isinstance(given, ScoreFailed):
+        raise ConformanceError(f"a failed reward is `ScoreFailed`, never a value, but got {given}")
     worker.settle()
     check(len(answers(worker, question)) == 1, f"one answer per question, but got {answers(worker, question)}")
-    return answer
+    return given
 
 
 CASES: tuple[Case[RewardHarness, None], ...] = SUITE.cases()

@@ -68,6 +68,15 @@ class RuntimeDrive:
 
     # --- listener
 
+    def waits(self, worker: WorkerId, why: str) -> None:
+        raise ConformanceError(f"{worker}, which needs nothing, waits: {why}")
+
+    def placed(self, worker: WorkerId, node: str, why: str) -> None:
+        """Allowed, and without consequences."""
+
+    def leaves(self, worker: WorkerId, why: str) -> None:
+        raise ConformanceError(f"{worker}, which nothing moves, leaves: {why}")
+
     def joined(self, worker: WorkerId, info: WorkerInfo) -> None:
         self._record(ListenerCall(worker, "joined", info))
         self.on_joined(worker)
@@ -127,7 +136,7 @@ class RuntimeDrive:
 
     def value(self, worker: WorkerId, key: str) -> float:
         return next(
-            call.details.value
+            call.details.values[0]
             for call in self.of(worker)
             if isinstance(call.details, Scored) and call.details.key == key
         )

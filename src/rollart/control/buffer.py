@@ -14,6 +14,7 @@ from rollart.control.context import Context
 from rollart.control.credit import reward_of
 from rollart.policy.buffer import BufferBook, ReadyGroup
 from rollart.policy.groups import OpenGroup
+from rollart.policy.liveness import rewards_bound_s
 from rollart.policy.shares import Redistributed, ShareBook, ShareRule, Unfillable
 from rollart.types.errors import RunError, ShareUnfilled
 from rollart.types.ids import ClaimId, GroupId
@@ -43,6 +44,9 @@ class GroupOwner(Protocol):
 
     def before_claim(self) -> None:
         """A batch is whole: give up what is past the bound, and make ready what would be lost with the next update."""
+
+    def last_judged(self) -> "asyncio.Future[None] | None":
+        """What the claim waits for: rewards of groups that the next update would cost, if any are on their way."""
 
     def take(self, group: GroupId) -> ClaimedGroup:
         """A ready group is claimed, with the results that it has now."""
@@ -98,6 +102,7 @@ class SampleBuffer:
         while True:
             if not self.shares.missing(self._book.counts()):
                 self._owner.before_claim()
+                await self._last_rewards()
                 if not self.shares.missing(self._book.counts()):
                     return await self._claim(trained)
             verdict = self.shares.check(self._book.counts(), self._context.now())
@@ -115,6 +120,18 @@ class SampleBuffer:
                 self._owner.shares_changed()
                 continue
             await self._wait()
+
+    async def _last_rewards(self) -> None:
+        """Wait for rewards of groups at their last chance: this claim is the last that they can be part of."""
+        judged = self._owner.last_judged()
+        if judged is None:
+            return
+        config = self._context.config
+        limit_s = max(rewards_bound_s(config, task) for task in config.tasks)
+        await self._context.waits.wait(
+            judged, "the claim", "rewards of groups at their last chance", limit_s, "the run stops", RunError
+        )
+        self._owner.before_claim()
 
     async def _wait(self) -> None:
         """Until a group becomes ready or a share's deadline passes."""

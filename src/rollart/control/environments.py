@@ -62,6 +62,10 @@ class EnvironmentPool:
         self._health = HealthBook(ENVIRONMENT, context.config.seed)
         self._free: dict[str, deque[Slot]] = {}
         self._workers: dict[WorkerId, int] = {}
+        self._taken: dict[WorkerId, int] = {}
+        """Number of slots of a worker between `take` and `release`."""
+        self._leaving: dict[WorkerId, None] = {}
+        """Workers whose episodes finish, and that get no new ones."""
         self._playing: dict[TrajectoryId, Slot] = {}
         """Slots by open episode."""
         self._abandoned: dict[TrajectoryId, tuple[Slot, Wait]] = {}
@@ -75,11 +79,17 @@ class EnvironmentPool:
         return len(self._free.get(task, ()))
 
     def take(self, task: str) -> Slot:
-        return self._free[task].popleft()
+        slot = self._free[task].popleft()
+        self._taken[slot.worker] += 1
+        return slot
 
     def release(self, slot: Slot, fault: str | None) -> None:
         """Return a slot after its episode; `fault` is the failure of the environment, if it failed."""
         if slot.worker not in self._workers:
+            return
+        self._taken[slot.worker] -= 1
+        if slot.worker in self._leaving:
+            self._finish_leaving(slot.worker)
             return
         now = self._context.now()
         if fault is None:
@@ -147,12 +157,26 @@ class EnvironmentPool:
         if not isinstance(info, EnvironmentInfo):
             raise InvariantBroken(f"{worker} is an environment worker and described itself as {type(info).__name__}")
         self._workers[worker] = info.slots
+        self._taken[worker] = 0
         self._context.accounts.capacity(spec.pool, info.slots, self._context.now(), engines=False)
         free = self._free.setdefault(info.task, deque())
         free.extend(Slot(worker, index, info.task) for index in range(info.slots))
         self._slot_freed()
 
+    def worker_leaves(self, worker: WorkerId) -> None:
+        self._leaving[worker] = None
+        for task, free in self._free.items():
+            self._free[task] = deque(slot for slot in free if slot.worker != worker)
+        self._finish_leaving(worker)
+
+    def _finish_leaving(self, worker: WorkerId) -> None:
+        """Stop a worker that leaves after its last episode."""
+        if not self._taken[worker]:
+            self._fleet.finished(worker)
+
     def worker_left(self, worker: WorkerId, spec: WorkerSpec, reason: str) -> None:
+        self._leaving.pop(worker, None)
+        self._taken.pop(worker, None)
         slots = self._workers.pop(worker, 0)
         self._context.accounts.capacity(spec.pool, -slots, self._context.now(), engines=False)
         for task, free in self._free.items():
@@ -165,7 +189,7 @@ class EnvironmentPool:
                 slot.answer.set_exception(EnvironmentFault(f"{worker} was lost: {reason}", FailureKind.WORKER_LOST))
 
     def _put_back(self, slot: Slot) -> None:
-        if slot.worker in self._workers:
+        if slot.worker in self._workers and slot.worker not in self._leaving:
             self._free[slot.task].append(slot)
             self._slot_freed()
 

@@ -1,6 +1,6 @@
 """One episode of one agent in one environment (the paper's EnvManager).
 
-    reset ─► observation ─► turn (LLMProxy) ─► action ─► step ─► … ─► episode over ─► slot free ─► reward ─► end
+    reset ─► observation ─► turn (LLMProxy) ─► action ─► step ─► … ─► episode over ─► slot free ─► rewards ─► end
 
 An episode yields exactly one trajectory with exactly one outcome. Every failure is turned into that outcome at one
 boundary, `run`; a stop from outside (stale, redundant, cancelled) is an outcome too.
@@ -15,7 +15,7 @@ from rollart.control.context import Context
 from rollart.control.environments import POOL, EnvironmentPool, Slot
 from rollart.control.gates import BarrierGate, RewardGate
 from rollart.control.proxy import FirstTokenObserver, LLMProxy, TurnResult
-from rollart.control.rewards import RewardDispatch
+from rollart.control.scoring import Scoring
 from rollart.control.waits import fail
 from rollart.policy.seeds import member_key, turn_seed
 from rollart.policy.watch import Wait
@@ -43,6 +43,9 @@ class EpisodeOwner(FirstTokenObserver, Protocol):
     def check_bound(self, trajectory: Trajectory) -> None:
         """Called before every turn and at the end; raises `Stopped` where the trajectory may not go on."""
 
+    def episode_finished(self, trajectory: Trajectory) -> "asyncio.Future[None]":
+        """It has its own rewards: what it waits for to get those that compare its group."""
+
     def episode_over(self, episode: "Episode", fault: str | None) -> None:
         """The environment is free again; `fault` is what it failed of, if it did."""
 
@@ -57,7 +60,7 @@ class EpisodeServices:
     context: Context
     proxy: LLMProxy
     environments: EnvironmentPool
-    rewards: RewardDispatch
+    scoring: Scoring
     barrier: BarrierGate | None
     reward_gate: RewardGate | None
     stop_tokens: tuple[int, ...]
@@ -173,10 +176,11 @@ class Episode:
                 self._in_step = False  # the environment is busy until it answers
             self._arrived()
             self._leave_environment(fault)
-            services.rewards.forget(trajectory)
+            services.scoring.forget(trajectory)
             trajectory.outcome = outcome
             services.owner.trajectory_ended(self, outcome, cause)
             trajectory.last_observation = EMPTY
+            trajectory.transcript = b""
 
     def _reset(self) -> "asyncio.Future[Observed]":
         answer = self._services.environments.reset(self.slot, self.trajectory)
@@ -209,7 +213,7 @@ class Episode:
         trajectory, settings = self.trajectory, self._settings
         if observed.turn:
             trajectory.turn_rewards.append(observed.reward)
-        trajectory.artifact = observed.artifact
+        trajectory.transcript = observed.transcript
         if observed.done and not observed.truncated:
             trajectory.last_observation = observed.observation
             return True
@@ -217,7 +221,7 @@ class Episode:
             trajectory.open_sequence()
         sequence = trajectory.sequence
         sequence.append_context(observed.observation)
-        at_limit = trajectory.turns >= settings.max_turns or sequence.length >= settings.max_context
+        at_limit = settings.limit_reached(trajectory.turns, sequence.length) is not None
         self._truncated = observed.done or at_limit
         if trajectory.states is not None and not self._truncated:
             trajectory.states.append(observed.state or self._seen(observed))
@@ -283,7 +287,12 @@ class Episode:
                 gate = self._expect(self._reward_gate.arrive(trajectory.id), RewardFault)
                 await self._reward_gate.wait(gate, str(self))
                 self._arrived()
-            trajectory.reward = await self._expect(self._services.rewards.score(trajectory), RewardFault)
+            await self._expect(self._services.scoring.score(trajectory), RewardFault)
+            if self._services.scoring.by_group(trajectory.task):
+                if self._stop is not None:
+                    raise self._stop  # in the same pass of the loop; its group must not count on it
+                # No deadline of its own: those of the members that it waits for end this wait.
+                await self._expect(self._services.owner.episode_finished(trajectory), RewardFault)
         finally:
             self._count_reward(-1)
 

@@ -3,6 +3,9 @@
 Every worker is one incarnation of a spec. When it dies, its spec is restarted after a back-off; when it keeps dying,
 the spec is removed and the rest of the role carries on. A role without a spec ends the run. Events of a worker that is
 gone are ignored.
+
+A worker that should leave its node is drained: its successor is started, its role gives it no new work, and it is
+stopped once it has finished, or after `deadlines.drain_s`. There is one trainer, so its successor starts afterwards.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +18,17 @@ from rollart.policy.watch import Wait
 from rollart.ports.runtime import Runtime
 from rollart.types.errors import RuntimeLost, WorkerLost
 from rollart.types.ids import WorkerId
-from rollart.types.journal import WorkerDied, WorkerJoined, WorkerSpawned
+from rollart.types.journal import (
+    WorkerDied,
+    WorkerJoined,
+    WorkerLeaves,
+    WorkerLeft,
+    WorkerPlaced,
+    WorkerSpawned,
+    WorkerWaits,
+)
 from rollart.types.messages import Role, WorkerCommand, WorkerEvent, WorkerInfo
+from rollart.types.placement import NOTHING, Needs
 
 LOADS_MODEL = (Role.ENGINE, Role.TRAINER)
 
@@ -33,12 +45,20 @@ class WorkerSpec:
     hardware: str = ""
     python: str = ""
     """Path of the interpreter to run it with; the controller's unless given."""
+    needs: Needs = NOTHING
+    """What it reserves of its node."""
+    ranks: int = 1
+    """Number of processes that reserve this much each, on any nodes; the worker starts all but the first itself."""
 
 
 class RoleHandler(Protocol):
     """The part of the control plane that a role's workers belong to."""
 
     def worker_joined(self, worker: WorkerId, spec: WorkerSpec, info: WorkerInfo) -> None: ...
+
+    def worker_leaves(self, worker: WorkerId) -> None:
+        """Give it no new work, and call `Fleet.finished` once it has none left."""
+        ...
 
     def worker_left(self, worker: WorkerId, spec: WorkerSpec, reason: str) -> None: ...
 
@@ -58,6 +78,7 @@ class Fleet:
         self._health = {role: HealthBook(ENGINE if role is Role.ENGINE else WORKER, seed) for role in Role}
         self._closing = False
         self._joining: dict[WorkerId, Wait] = {}
+        self._leaving: dict[WorkerId, Wait] = {}
         self.post: Callable[[WorkerId, Sequence[WorkerCommand]], None] = runtime.post
         runtime.listen(self)
 
@@ -85,14 +106,78 @@ class Fleet:
         if spec is not None:
             self._health[spec.role].succeeded(spec.name, self._context.now())
 
+    def finished(self, worker: WorkerId, *, unfinished: bool = False) -> None:
+        """A worker that was leaving has finished its work, or ran out of time: stop it. Idempotent."""
+        if worker not in self._leaving:
+            return
+        spec = self._alive.pop(worker)
+        self._left(worker)
+        self._runtime.stop(worker)
+        self._context.record(WorkerLeft(self._context.now(), worker, unfinished))
+        for handler in self._roles.get(spec.role, ()):
+            handler.worker_left(worker, spec, "its node drains")
+        if spec.role is Role.TRAINER:
+            self._spawn(spec)
+
     async def close(self) -> None:
         self._closing = True
         for worker in list(self._joining):
             self._started(worker)
+        for worker in list(self._leaving):
+            self._left(worker)
         self._alive.clear()
         await self._runtime.close()
 
     # Callbacks of the runtime.
+
+    def waits(self, worker: WorkerId, why: str) -> None:
+        spec = self._alive.get(worker)
+        if spec is None:
+            return
+        self._context.record(WorkerWaits(self._context.now(), worker, why))
+        self._started(worker)
+        self._guard_node(worker, spec, why)
+
+    def placed(self, worker: WorkerId, node: str, why: str) -> None:
+        spec = self._alive.get(worker)
+        if spec is None:
+            return
+        self._context.record(WorkerPlaced(self._context.now(), worker, node, why))
+        self._started(worker)
+        self._guard_start(worker, spec)
+
+    def leaves(self, worker: WorkerId, why: str) -> None:
+        with self._context.nursery.boundary:
+            self._leaves(worker, why)
+
+    def _leaves(self, worker: WorkerId, why: str) -> None:
+        spec = self._alive.get(worker)
+        if spec is None or worker in self._leaving or self._closing:
+            return
+        joined = worker not in self._joining
+        self._context.record(WorkerLeaves(self._context.now(), worker, why))
+        self._started(worker)
+        self._leaving[worker] = self._context.waits.guard(
+            str(worker),
+            f"the end of its work ({why})",
+            self._context.config.deadlines.drain_s,
+            "it is stopped",
+            lambda _: self.finished(worker, unfinished=True),
+        )
+        if spec.role is not Role.TRAINER:
+            self._spawn(spec)
+        if not joined:
+            self.finished(worker)
+            return
+        for handler in self._roles.get(spec.role, ()):
+            handler.worker_leaves(worker)
+
+    def _left(self, worker: WorkerId) -> bool:
+        """Whether the worker was leaving; it is not any more."""
+        wait = self._leaving.pop(worker, None)
+        if wait is not None:
+            self._context.waits.close(wait)
+        return wait is not None
 
     def joined(self, worker: WorkerId, info: WorkerInfo) -> None:
         spec = self._alive.get(worker)
@@ -127,6 +212,13 @@ class Fleet:
         if spec is None or self._closing:
             return
         now = self._context.now()
+        if self._left(worker):
+            self._context.record(WorkerDied(now, worker, reason, "it was leaving"))
+            if spec.role is Role.TRAINER:
+                self._spawn(spec)
+            for handler in self._roles.get(spec.role, ()):
+                handler.worker_left(worker, spec, reason)
+            return
         verdict = self._health[spec.role].failed(spec.name, now, reason)
         if isinstance(verdict, GiveUp):
             self._context.record(WorkerDied(now, worker, reason, "removed: it keeps dying"))
@@ -153,12 +245,37 @@ class Fleet:
         worker = WorkerId(f"{spec.name}.{number}")
         self._alive[worker] = spec
         self._context.record(WorkerSpawned(self._context.now(), worker, spec.role, spec.pool))
+        self._guard_start(worker, spec)
+        self._runtime.spawn(worker, spec.role, spec.factory, spec.settings, python=spec.python, needs=spec.needs)
+
+    def _guard_start(self, worker: WorkerId, spec: WorkerSpec) -> None:
         deadlines = self._context.config.deadlines
         seconds = deadlines.model_loads_s if spec.role in LOADS_MODEL else deadlines.worker_starts_s
         self._joining[worker] = self._context.waits.guard(
             str(worker), "its start", seconds, "it is replaced", lambda _: self.replace(worker, "it did not come up")
         )
-        self._runtime.spawn(worker, spec.role, spec.factory, spec.settings, python=spec.python)
+
+    def _guard_node(self, worker: WorkerId, spec: WorkerSpec, why: str) -> None:
+        """A worker waits for a node as long as others of its role work; after `node_s` without any, the run ends."""
+
+        def expired(_: object) -> None:
+            self._joining.pop(worker, None)
+            if any(
+                other.role is spec.role and id not in self._joining for id, other in self._alive.items() if id != worker
+            ):
+                self._guard_node(worker, spec, why)
+            else:
+                self._context.nursery.fail(
+                    WorkerLost(
+                        f"no {spec.role.value} worker has had a node for {seconds:g} s; {worker} waits: {why}. "
+                        "Free or add nodes and resume, or raise deadlines.node_s."
+                    )
+                )
+
+        seconds = self._context.config.deadlines.node_s
+        self._joining[worker] = self._context.waits.guard(
+            str(worker), f"a node ({why})", seconds, "it waits on while others of its role work", expired
+        )
 
     def _started(self, worker: WorkerId) -> None:
         wait = self._joining.pop(worker, None)

@@ -3,6 +3,10 @@
 `policy.groups` has their life cycle. This module decides in it: a group is ready with all its results, or, at its last
 chance within the staleness bound, with those that are worth waiting for; members past the bound are given up, and a
 prompt that was lost too often gets a bound of its own. Every group ends exactly once, by `_record_end`.
+
+Where rewards compare the members of a group, these are asked for at the moment at which the group would otherwise
+become ready (`_judge`), once, for the members that have finished by then. That fixes the group: others are stopped, and
+none is started. Members that are lost to the bound later are not trained; the rest keeps its rewards.
 """
 
 import asyncio
@@ -14,6 +18,7 @@ from rollart.control.buffer import ClaimedGroup, SampleBuffer
 from rollart.control.context import Context
 from rollart.control.credit import has_no_signal
 from rollart.control.evaluation import Evaluation
+from rollart.control.scoring import Scoring
 from rollart.policy.buffer import ReadyGroup
 from rollart.policy.groups import MAX_PROMPT_ATTEMPTS, GroupBook, OpenGroup
 from rollart.policy.redundancy import RedundancyBook
@@ -62,12 +67,18 @@ class Groups:
     """All groups in the making; owns them for the buffer (`GroupOwner`)."""
 
     def __init__(
-        self, context: Context, served: Callable[[], Version], episodes: Episodes, evaluation: Evaluation
+        self,
+        context: Context,
+        served: Callable[[], Version],
+        episodes: Episodes,
+        evaluation: Evaluation,
+        scoring: Scoring,
     ) -> None:
         self._context = context
         self._served = served
         self._episodes = episodes
         self._evaluation = evaluation
+        self._scoring = scoring
         config = context.config
         check = context.mode.check_every_turn
         self._bounds = {task: StalenessBound(config.alpha_of(task), check) for task in config.tasks}
@@ -80,6 +91,8 @@ class Groups:
         self._stragglers = StragglerBook(config.tasks)
         self._group_of: dict[TrajectoryId, GroupId] = {}
         """Groups of the running training members."""
+        self._was_late: dict[TrajectoryId, bool] = {}
+        """Running members that only wait for their group, and whether their episodes were late."""
         self._pace = ClaimPace()
         self._redundancy = (
             RedundancyBook(config.tasks, config.batch.group_size, config.max_extra) if config.automatic_extra else None
@@ -87,6 +100,8 @@ class Groups:
         self._enforced = check and context.mode.interrupt
         """Whether an update can put members past the bound. Otherwise late ones only count for redundancy."""
         self._timer: asyncio.TimerHandle | None = None
+        self._last_judged: asyncio.Future[None] | None = None
+        """Done when no group at its last chance is being judged; what a claim waits for."""
 
     # Opening groups and starting members.
 
@@ -165,8 +180,24 @@ class Groups:
         self._give_up_past_bound()
         for group in self._book.groups():
             self._withdraw_early(group)
-            if not group.ready and self._last_chance(group) and group.enough:
+            if not group.ready and not group.judged and self._last_chance(group) and group.enough:
                 self._make_ready(group)
+
+    def last_judged(self) -> "asyncio.Future[None] | None":
+        """What a claim has to wait for: groups at their last chance that are being judged, if there are any."""
+        if not any(self._holds_claim(group) for group in self._book.groups()):
+            return None
+        self._last_judged = self._context.loop.create_future()
+        return self._last_judged
+
+    def _holds_claim(self, group: OpenGroup) -> bool:
+        return group.judged and not group.ready and self._last_chance(group)
+
+    def _note_judged(self) -> None:
+        """A group was judged, or has ended: a claim may have waited for it."""
+        waits = self._last_judged
+        if waits is not None and not waits.done() and not any(map(self._holds_claim, self._book.groups())):
+            waits.set_result(None)
 
     def _give_up_past_bound(self) -> None:
         served = self._served()
@@ -203,7 +234,7 @@ class Groups:
                 self._episodes.stop_episode(id, Outcome.REDUNDANT, "its group is ready without it")
             return
         left = len(group.kept) + len(group.running) - len(members)
-        if group.own_bound or not left:
+        if group.own_bound or not left or (group.judged and not group.enough_without(members)):
             self._end_stale(group)
             return
         starves = self._starves(group.task, group.losses + 1)
@@ -225,7 +256,8 @@ class Groups:
 
     def _check_ready(self, group: OpenGroup) -> None:
         """A ready group has lost members: with extra ones it may still be whole, otherwise it starts new ones."""
-        if group.complete and group.oldest_kept is not None:
+        whole = group.enough if group.judged else group.complete
+        if whole and group.oldest_kept is not None:
             self._update_ready(group)
         else:
             self._unready(group)
@@ -253,14 +285,14 @@ class Groups:
 
     def _settle(self, group: OpenGroup) -> None:
         """At its last chance a group is ready once all members that it lacks are late."""
-        if not group.ready and self._last_chance(group) and group.enough:
+        if not group.ready and not group.judged and self._last_chance(group) and group.enough:
             late = self._stragglers.late(group.task)
-            if all(id in late for id in group.running):
+            if all(id in late for id in group.unfinished):
                 self._make_ready(group)
 
     def _withdraw_early(self, group: OpenGroup) -> None:
         """After a roll-back, what was the last chance of a group is so no longer: it waits for its other members."""
-        if group.ready and not group.complete and not self._last_chance(group):
+        if group.ready and not group.judged and not group.complete and not self._last_chance(group):
             self._unready(group)
 
     def _set_timer(self) -> None:
@@ -309,7 +341,9 @@ class Groups:
         if not self._context.config.batch.replace_late:
             return None
         group = self._group_of_member(id)
-        if group is None or group.ready or id in group.masked or (group.enough and self._last_chance(group)):
+        if group is None or group.ready or group.judged or id in group.masked:
+            return None
+        if group.enough and self._last_chance(group):
             return None
         if self._context.config.tasks[group.task].stale is StaleTreatment.MASK:
             return None
@@ -342,19 +376,66 @@ class Groups:
                 self._book.masked(group.id, trajectory.id)
         if group.ready:
             self._update_ready(group)
+        elif group.judged:
+            if not group.finished:
+                self._judged(group, cause)
         elif group.complete:
             self._complete(group)
         elif group.hopeless:
-            cause = f"{group.failed} members failed: {cause}"
-            self.end(group, GroupOutcome.FAILED, Outcome.CANCELLED, cause)
+            self._end_hopeless(group, cause)
         else:
             self._settle(group)
+
+    def _end_hopeless(self, group: OpenGroup, cause: str) -> None:
+        cause = f"{group.failed} members failed: {cause}"
+        self.end(group, GroupOutcome.FAILED, Outcome.CANCELLED, cause)
+
+    def member_finished(self, trajectory: Trajectory) -> "asyncio.Future[None]":
+        """A member has its own rewards; returns what it waits for to get those that compare its group."""
+        waits = self._scoring.await_group(trajectory)
+        group = self._book.get(trajectory.group)
+        if group is None or group.judged or trajectory.id not in group.running:
+            return waits  # it was stopped
+        self._book.member_finished(group.id, trajectory.id)
+        if trajectory.purpose is Purpose.TRAIN:
+            # What it takes from here on is up to the others: it is no straggler.
+            self._was_late[trajectory.id] = self._stragglers.ended(
+                trajectory.task, trajectory.id, self._context.now(), result=True
+            )
+            self._set_timer()
+        if group.complete:
+            self._complete(group)
+        else:
+            self._settle(group)
+        return waits
+
+    def _judge(self, group: OpenGroup) -> None:
+        """Ask for the rewards that compare the members of a group; those that still run are not among them."""
+        self._book.judge(group.id)
+        members = sorted((self._episodes.trajectory(id) for id in group.finished), key=lambda member: member.member)
+        for id in group.unfinished:
+            self._episodes.stop_episode(id, Outcome.REDUNDANT, "its group is judged without it")
+        self._scoring.score_group(group.id, group.judgements, members)
+
+    def _judged(self, group: OpenGroup, cause: str) -> None:
+        """All members of a judged group have ended: with their rewards, lost to the bound, or without a reward."""
+        self._scoring.forget_group(group.id)
+        if group.kept:
+            self._complete(group)
+        elif group.hopeless:
+            self._end_hopeless(group, cause)
+        else:
+            self._book.unjudge(group.id)
+            self._episodes.schedule()
+        self._note_judged()
 
     def _measure(self, trajectory: Trajectory, outcome: Outcome) -> None:
         """What members of a task take, and how many go missing."""
         del self._group_of[trajectory.id]
         result = outcome in TRAINABLE
-        late = self._stragglers.ended(trajectory.task, trajectory.id, self._context.now(), result=result)
+        late = self._was_late.pop(trajectory.id, None)
+        if late is None:
+            late = self._stragglers.ended(trajectory.task, trajectory.id, self._context.now(), result=result)
         if self._redundancy is None or outcome is Outcome.CANCELLED:
             return
         missing = late or outcome in FAILURES or outcome is Outcome.STALE
@@ -367,6 +448,9 @@ class Groups:
 
     def _complete(self, group: OpenGroup) -> None:
         if group.purpose is Purpose.EVAL:
+            if group.finished:
+                self._judge(group)
+                return
             (id,) = group.kept
             self._evaluation.scored(self._kept[id])
             self.end(group, GroupOutcome.EVALUATED, Outcome.CANCELLED, "")
@@ -376,9 +460,13 @@ class Groups:
             self._end_stale(group)  # of its results too many are masked
 
     def _make_ready(self, group: OpenGroup) -> None:
-        """A group with enough results goes to the buffer, or is filtered out."""
+        """A group with enough results is judged, if its rewards need that; then it goes to the buffer, or is filtered
+        out."""
         if group.oldest_kept is None:
             self.end(group, GroupOutcome.FILTERED, Outcome.REDUNDANT, "no member sampled a token to train")
+            return
+        if group.finished:
+            self._judge(group)
             return
         reason = self._refused(group)
         if reason is not None:
@@ -464,6 +552,7 @@ class Groups:
     def end(self, group: OpenGroup, outcome: GroupOutcome, members: Outcome, cause: str) -> None:
         """End a group without training it, and stop its running members; requeue its prompt unless it is spent."""
         self._book.close(group.id)
+        self._scoring.forget_group(group.id)
         if group.ready:
             self.buffer.remove(group.id)
         for id in group.kept:
@@ -481,6 +570,7 @@ class Groups:
         if group.purpose is Purpose.EVAL and outcome is not GroupOutcome.EVALUATED:
             self._evaluation.failed(group.task)
         self._record_end(group, outcome, requeued=not spent, cause=cause)
+        self._note_judged()
         self._episodes.schedule()
 
     def _record_end(self, group: OpenGroup, outcome: GroupOutcome, *, requeued: bool, cause: str) -> None:

@@ -40,6 +40,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rollart.config.schema import RunConfig
+from rollart.control.affinity import AutomaticAffinity, affinity_rules
 from rollart.control.buffer import Batch
 from rollart.control.context import Context
 from rollart.control.credit import samples
@@ -53,6 +54,7 @@ from rollart.control.trainer import POOL as TRAINER_POOL
 from rollart.control.trainer import TrainerClient
 from rollart.control.weights import WeightSync
 from rollart.policy.liveness import step_bound_s
+from rollart.policy.rewards import RewardPlans, listed
 from rollart.policy.routing import Router, TaskAffinity
 from rollart.policy.sync import SyncBook
 from rollart.ports.prompts import PromptSource
@@ -88,6 +90,7 @@ class Parts:
     workers: Sequence[WorkerSpec]
     prompts: Mapping[str, PromptSource]
     eval_prompts: Mapping[str, PromptSource]
+    rewards: RewardPlans
     stop_tokens: tuple[int, ...] = ()
     on_trajectory_end: OnTrajectoryEnd = ignore_trajectory
 
@@ -118,9 +121,12 @@ class Pipeline:
     def __init__(self, context: Context, parts: Parts, *, resumed: bool) -> None:
         self._context = context
         self._resumed = resumed
+        self._rewards = listed(parts.rewards)
         self._fleet = Fleet(context, parts.runtime, parts.workers)
         self._trainer = TrainerClient(context, self._fleet)
-        self._proxy = LLMProxy(context, self._fleet, Router(_affinity(context)))
+        router, self._rules = Router(_affinity(context.config)), affinity_rules(context.config)
+        self._affinity = None if self._rules is None else AutomaticAffinity(context, self._rules)
+        self._proxy = LLMProxy(context, self._fleet, router, self._affinity)
         versions = SyncBook(rolling=context.config.rolling_update)
         self._rollout = RolloutScheduler(
             context,
@@ -129,6 +135,7 @@ class Pipeline:
             served=versions.version,
             prompts=parts.prompts,
             eval_prompts=parts.eval_prompts,
+            rewards=parts.rewards,
             on_trajectory_end=parts.on_trajectory_end,
             stop_tokens=parts.stop_tokens,
         )
@@ -145,12 +152,22 @@ class Pipeline:
         finally:
             self._rollout.halt()
             self._stalls.stop()
+            if self._affinity is not None:
+                self._affinity.stop()
 
     async def _run(self) -> None:
         context, config = self._context, self._context.config
         if self._resumed:
             context.record(
-                RunResumed(context.now(), config.mode.value, config.alpha, step_bound_s(config), group_rules(config))
+                RunResumed(
+                    context.now(),
+                    config.mode.value,
+                    config.alpha,
+                    step_bound_s(config),
+                    group_rules(config),
+                    self._rules,
+                    self._rewards,
+                )
             )
             cancel_in_flight(context)
         else:
@@ -166,9 +183,13 @@ class Pipeline:
                     config.batch.extra_groups,
                     step_bound_s(config),
                     group_rules(config),
+                    self._rules,
+                    self._rewards,
                 )
             )
         self._stalls.start()
+        if self._affinity is not None:
+            self._affinity.start(self._proxy)
         self._fleet.start()
         step = await self._start_epoch()
         self._open_evaluation(step)
@@ -305,14 +326,19 @@ class Pipeline:
             for pool_time in context.accounts.close_period(now):  # right after the step that it belongs to
                 context.record(pool_time)
             self._rollout.trained(self._buffer.trained(batch.claim))
+            if self._affinity is not None:
+                self._affinity.step_trained()
             self._weights.published(await self._trainer.publish(version))
             await self._save(version)
+            if self._trainer.leaves:
+                self._trainer.leave()
         finally:
             context.accounts.training = False
             context.accounts.changed(context.now())
 
     async def _save(self, version: Version) -> None:
-        """Save a checkpoint if one is due: every `checkpoint_every` steps, and always after the last one.
+        """Save a checkpoint if one is due: every `checkpoint_every` steps, before the trainer leaves its node, and
+        always after the last one.
 
         The last one is retried until it is saved or the run fails, because no later one makes up for it.
         """
@@ -320,7 +346,7 @@ class Pipeline:
         if version.step == config.steps:
             while not await self._saved(version):
                 pass
-        elif config.checkpoint_every and version.step % config.checkpoint_every == 0:
+        elif self._trainer.leaves or (config.checkpoint_every and version.step % config.checkpoint_every == 0):
             await self._saved(version)
 
     async def _saved(self, version: Version) -> bool:
@@ -352,12 +378,13 @@ class Pipeline:
         await context.sink.close()
 
 
-def _affinity(context: Context) -> dict[str, TaskAffinity]:
-    config = context.config
-    if not context.mode.affinity:
-        # Affinity off removes the preference, not the restriction to compatible classes.
-        return {
-            task: TaskAffinity(None, tuple(filter(None, (settings.hardware, *config.fallback_of(task)))))
-            for task, settings in config.tasks.items()
-        }
-    return {task: TaskAffinity(settings.hardware, config.fallback_of(task)) for task, settings in config.tasks.items()}
+def _affinity(config: RunConfig) -> dict[str, TaskAffinity]:
+    affinity = {}
+    for task in config.tasks:
+        declared, others = config.declared_class(task), config.fallback_of(task)
+        if declared is None or config.mode_settings.affinity:
+            affinity[task] = TaskAffinity(declared, others)
+        else:
+            # Affinity off removes the preference, not the restriction to compatible classes.
+            affinity[task] = TaskAffinity(None, (declared, *others))
+    return affinity

@@ -7,11 +7,12 @@ can or its deadline passes. Every turn ends exactly once: its future gets a resu
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import msgspec
 
+from rollart.control.affinity import AutomaticAffinity
 from rollart.control.context import Context
 from rollart.control.fleet import Fleet, WorkerSpec
 from rollart.policy.routing import Router
@@ -85,19 +86,22 @@ class _Session:
 class _Engine:
     """An engine as the proxy sees it."""
 
-    __slots__ = ("aborting", "heard_at", "in_flight", "info", "pool", "wait", "worker")
+    __slots__ = ("aborting", "hardware", "heard_at", "in_flight", "info", "leaves", "pool", "wait", "worker")
 
     def __init__(
-        self, worker: WorkerId, pool: str, info: EngineInfo, now: float, silent: Callable[[Wait], None]
+        self, worker: WorkerId, spec: WorkerSpec, info: EngineInfo, now: float, silent: Callable[[Wait], None]
     ) -> None:
         self.worker = worker
-        self.pool = pool
+        self.pool = spec.pool
+        self.hardware = spec.hardware
         self.info = info
         self.in_flight = 0
         """Number of turns at this engine."""
         self.aborting: dict[RequestId, _Session] = {}
         """Aborted requests whose final token count has not been reported."""
         self.heard_at = now
+        self.leaves = False
+        """It gets no new turns; those at it finish."""
         self.wait = Wait(silent)
         """Progress watchdog; open while the engine has requests."""
 
@@ -105,10 +109,13 @@ class _Engine:
 class LLMProxy:
     """Route, suspend, resume; see the module."""
 
-    def __init__(self, context: Context, fleet: Fleet, router: Router) -> None:
+    def __init__(
+        self, context: Context, fleet: Fleet, router: Router, affinity: AutomaticAffinity | None = None
+    ) -> None:
         self._context = context
         self._fleet = fleet
         self._router = router
+        self._affinity = affinity
         self._engines: dict[WorkerId, _Engine] = {}
         self._sessions: dict[TrajectoryId, _Session] = {}
         self._turns: dict[RequestId, _Session] = {}
@@ -139,6 +146,20 @@ class LLMProxy:
         if self._suspended or not self._send(session):
             self._queue.append(session)
         return future
+
+    def in_flight(self) -> Iterator[tuple[str, str]]:
+        """Task and hardware class of every turn at an engine."""
+        for session in self._turns.values():
+            if session.engine is not None:
+                yield session.trajectory.task, session.engine.hardware
+
+    def prefer(self, task: str, hardware: str | None) -> None:
+        """Run the task's turns on this class from here on: new trajectories, and at their next turns those in
+        flight."""
+        self._router.prefer(task, hardware)
+        for session in self._sessions.values():
+            if session.trajectory.task == task:
+                self._router.follow(session.trajectory.id, task)
 
     def generating(self, trajectory: Trajectory) -> bool:
         """Whether the trajectory has a turn at an engine or waiting for one."""
@@ -192,9 +213,18 @@ class LLMProxy:
         if not isinstance(info, EngineInfo):
             raise InvariantBroken(f"{worker} is an engine and described itself as {type(info).__name__}")
         now = self._context.now()
-        self._engines[worker] = _Engine(worker, spec.pool, info, now, lambda _: self._silent(worker))
+        self._engines[worker] = _Engine(worker, spec, info, now, lambda _: self._silent(worker))
         self._router.engine_joined(worker, spec.hardware, info.slots)
+        if self._affinity is not None:
+            self._affinity.engine_joined(spec.hardware, info.slots)
         self._context.accounts.capacity(spec.pool, +1, now, engines=True)
+
+    def worker_leaves(self, worker: WorkerId) -> None:
+        engine = self._engines[worker]
+        self._forget(engine)
+        engine.leaves = True
+        if not engine.in_flight:
+            self._fleet.finished(worker)
 
     def worker_left(self, worker: WorkerId, spec: WorkerSpec, reason: str) -> None:
         engine = self._engines.get(worker)
@@ -207,13 +237,19 @@ class LLMProxy:
             self._record_aborted(session, worker)
         del self._engines[worker]
         self._context.waits.close(engine.wait)
-        self._router.engine_left(worker)
+        self._forget(engine)
         self._context.accounts.capacity(spec.pool, -1, self._context.now(), engines=True)
         self._queue.extend(lost)
         if not self._engines and self._nobody is None:
             self._wait_for_an_engine(worker, reason)
         if not self._suspended:
             self._drain_queue()
+
+    def _forget(self, engine: _Engine) -> None:
+        """The engine gets no new turns."""
+        self._router.engine_left(engine.worker)
+        if self._affinity is not None and not engine.leaves:
+            self._affinity.engine_left(engine.hardware)
 
     def _wait_for_an_engine(self, last: WorkerId, reason: str) -> None:
         deadline_s = self._context.config.deadlines.no_engine_s
@@ -242,9 +278,13 @@ class LLMProxy:
         if begun and self._partial_is_whole(session):
             return True
         now = self._context.now()
-        placement = self._router.place(trajectory.id, trajectory.task, session.last_version, now)
+        affinity = self._affinity if session.holder is None else None
+        probe = None if affinity is None else affinity.probe(trajectory.task)
+        placement = self._router.place(trajectory.id, trajectory.task, session.last_version, now, probe)
         if placement is None:
             return False
+        if affinity is not None:
+            affinity.placed(trajectory.task, probe, placement.reason)
         worker, holder = placement.decode, session.holder
         if holder != worker:
             self._context.record(Placed(now, trajectory.id, worker, placement.hardware, placement.reason))
@@ -300,6 +340,13 @@ class LLMProxy:
         if not engine.in_flight:
             self._context.accounts.engine_busy(engine.pool, -1, self._context.now())
             self._context.waits.close(engine.wait)
+            if engine.leaves:
+                # Not at once: the caller may send the turn to it again.
+                self._context.call_at(self._context.now(), self._finish_leaving, engine)
+
+    def _finish_leaving(self, engine: _Engine) -> None:
+        if not engine.in_flight:
+            self._fleet.finished(engine.worker)
 
     def _finish(self, session: _Session, result: TurnResult | EngineFault) -> None:
         """End the turn. Its episode may have been stopped, or hit its deadline, meanwhile."""
@@ -327,6 +374,8 @@ class LLMProxy:
         engine = self._engines[worker]
         engine.heard_at = self._context.now()
         self._context.accounts.engine_stepped(engine.pool, event.stepping_s, event.recompute_s)
+        if self._affinity is not None and event.work:
+            self._affinity.worked(engine.hardware, event.work)
         for request, generated in event.parts:
             session = self._find(worker, request)
             if session is not None:

@@ -1,12 +1,13 @@
-"""Reward dispatch: every finished episode is scored once, and only its own trajectory waits for it.
+"""Reward dispatch: requests to reward workers, each answered once (`control.scoring` makes them).
 
 Requests carry an idempotency key. They go to a free slot of a reward worker or wait for one (`policy.reward_queue`),
 and are retried after a transient failure, a lost worker or a deadline, up to a limit; late and duplicate answers are
-ignored. Only a finite number is a reward.
+ignored. Transcripts are held here, as the workers get them, until the answer is in: a lost worker loses none. Only
+finite numbers, one per episode, are an answer.
 """
 
-import asyncio
 import math
+from collections.abc import Callable
 
 from rollart.control.context import Context
 from rollart.control.fleet import Fleet, WorkerSpec
@@ -18,9 +19,7 @@ from rollart.policy.watch import Wait
 from rollart.types.errors import InvariantBroken, RewardFault, TaskBroken
 from rollart.types.failures import FailureKind
 from rollart.types.ids import WorkerId
-from rollart.types.journal import RewardArrived
 from rollart.types.messages import RewardInfo, Role, Scored, ScoreFailed, ScoreRequest, WorkerInfo
-from rollart.types.trajectory import Trajectory
 
 POOL = "reward"
 WRONG_REWARDS = 8
@@ -28,15 +27,28 @@ WRONG_REWARDS = 8
 
 
 class _Question:
-    """A reward that a trajectory waits for. `worker` holds it, or `wait` is open while it is in the queue."""
+    """A request that is not answered. `worker` holds it, or `wait` is open while it is in the queue."""
 
-    __slots__ = ("ask_by", "future", "score", "wait", "worker")
+    __slots__ = ("answered", "ask_by", "attempt_s", "failed", "patience_s", "score", "subject", "wait", "worker")
 
-    def __init__(self, score: ScoreRequest, future: "asyncio.Future[float]", ask_by: float) -> None:
+    def __init__(
+        self,
+        score: ScoreRequest,
+        subject: str,
+        attempt_s: float,
+        now: float,
+        answered: Callable[[Scored], None],
+        failed: Callable[[RewardFault], None],
+    ) -> None:
         self.score = score
-        self.future = future
-        self.ask_by = ask_by
+        self.subject = subject
+        self.attempt_s = attempt_s
+        """Limit of one attempt."""
+        self.patience_s = reward_bound_s(attempt_s) - attempt_s
+        self.ask_by = now + self.patience_s
         """No attempt starts later."""
+        self.answered = answered
+        self.failed = failed
         self.worker: WorkerId | None = None
         self.wait: Wait | None = None
 
@@ -51,35 +63,30 @@ class RewardDispatch:
         self._queue = RewardQueue()
         self._capacity: dict[WorkerId, int] = {}
         self._questions: dict[str, _Question] = {}
+        self._leaving: dict[WorkerId, None] = {}
         self._attempts: dict[WorkerId, dict[str, Wait]] = {}
         """Slots in use: until the answer, the deadline, or the end of the worker, wanted or not."""
-        self._attempt_s = context.config.deadlines.reward_s
-        self._patience_s = reward_bound_s(context.config) - self._attempt_s
-        self._no_slot = f"no reward worker was free for {self._patience_s:g} s: raise reward_workers"
         self._blame = Blame()
         fleet.attach(Role.REWARD, self)
         fleet.on(Scored, self._scored)
         fleet.on(ScoreFailed, self._score_failed)
 
-    def score(self, trajectory: Trajectory) -> "asyncio.Future[float]":
-        """The final reward of a finished episode, or a `RewardFault`."""
-        score = ScoreRequest(
-            key=f"t{trajectory.id}",
-            trajectory=trajectory.id,
-            task=trajectory.task,
-            prompt=trajectory.prompt,
-            turn_rewards=tuple(trajectory.turn_rewards),
-            artifact=trajectory.artifact,
-            truncated=trajectory.truncated,
-        )
-        ask_by = self._context.now() + self._patience_s
-        question = self._questions[score.key] = _Question(score, self._context.loop.create_future(), ask_by)
+    def ask(
+        self,
+        score: ScoreRequest,
+        subject: str,
+        attempt_s: float,
+        answered: Callable[[Scored], None],
+        failed: Callable[[RewardFault], None],
+    ) -> None:
+        """Ask for a reward of `subject`; one of the two callbacks is called, once, unless it is forgotten before."""
+        question = _Question(score, subject, attempt_s, self._context.now(), answered, failed)
+        self._questions[score.key] = question
         self._ask(question)
-        return question.future
 
-    def forget(self, trajectory: Trajectory) -> None:
-        """Drop the request of a trajectory; idempotent."""
-        self._close(f"t{trajectory.id}")
+    def forget(self, key: str) -> None:
+        """Drop a request; idempotent."""
+        self._close(key)
 
     def worker_joined(self, worker: WorkerId, spec: WorkerSpec, info: WorkerInfo) -> None:
         if not isinstance(info, RewardInfo):
@@ -87,10 +94,16 @@ class RewardDispatch:
         self._capacity[worker] = 0 if info.elastic else info.slots
         self._context.accounts.capacity(spec.pool, self._capacity[worker], self._context.now(), engines=False)
         self._attempts[worker] = {}
-        for key in self._queue.join(worker, info.slots, info.tasks):
+        for key in self._queue.join(worker, info.slots, info.rewards):
             self._post(worker, self._questions[key])
 
+    def worker_leaves(self, worker: WorkerId) -> None:
+        self._leaving[worker] = None
+        if self._queue.close(worker):
+            self._fleet.finished(worker)
+
     def worker_left(self, worker: WorkerId, spec: WorkerSpec, reason: str) -> None:
+        self._leaving.pop(worker, None)
         if worker not in self._attempts:
             return
         self._context.accounts.capacity(spec.pool, -self._capacity.pop(worker), self._context.now(), engines=False)
@@ -106,25 +119,28 @@ class RewardDispatch:
         key = question.score.key
         if self._questions.get(key) is not question:
             return
-        worker = self._queue.ask(key, question.score.task)
+        worker = self._queue.ask(key, question.score.route)
         if worker is not None:
             self._post(worker, question)
             return
         question.wait = self._context.waits.guard(
             POOL,
-            f"a free reward worker for trajectory {question.score.trajectory}",
+            f"a free reward worker for {question.subject}",
             max(0.0, question.ask_by - self._context.now()),
             "it ends as reward_failed",
-            lambda _: self._failed(question, self._no_slot, FailureKind.DEADLINE, retry=False),
+            lambda _: self._failed(question, self._no_slot(question), FailureKind.DEADLINE, retry=False),
         )
 
+    def _no_slot(self, question: _Question) -> str:
+        return f"no reward worker was free for {question.patience_s:g} s: raise reward_workers"
+
     def _post(self, worker: WorkerId, question: _Question) -> None:
-        key, seconds = question.score.key, self._attempt_s
+        key, seconds = question.score.key, question.attempt_s
         self._stop_waiting(question)
         question.worker = worker
         self._attempts[worker][key] = self._context.waits.guard(
             str(worker),
-            f"the reward of trajectory {question.score.trajectory}",
+            f"the reward of {question.subject}",
             seconds,
             "it is asked for again",
             lambda _: self._overdue(worker, key, f"no answer within {seconds:g} s"),
@@ -144,6 +160,9 @@ class RewardDispatch:
         waiting = self._queue.free(worker, key)
         if waiting is not None:
             self._post(worker, self._questions[waiting])
+        elif worker in self._leaving and not self._attempts[worker]:
+            # Not at once: the caller handles the last answer.
+            self._context.call_at(self._context.now(), self._fleet.finished, worker)
 
     def _end_attempt(self, worker: WorkerId, key: str) -> None:
         wait = self._attempts[worker].pop(key, None)
@@ -156,18 +175,14 @@ class RewardDispatch:
         question = self._questions.get(event.key)
         if question is None:
             return
-        value = event.value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            self._failed(
-                question, f"answered {value!r}, which is not a finite number", FailureKind.INVALID, retry=False
-            )
+        problem = _problem(event, len(question.score.episodes))
+        if problem:
+            self._failed(question, problem, FailureKind.INVALID, retry=False)
             return
         self._close(event.key)
         self._fleet.succeeded(worker)
-        self._blame.succeeded(question.score.task)
-        if not question.future.done():
-            self._context.record(RewardArrived(self._context.now(), question.score.trajectory, float(value)))
-            question.future.set_result(float(value))
+        self._blame.succeeded(question.score.route)
+        question.answered(event)
 
     def _score_failed(self, worker: WorkerId, event: ScoreFailed) -> None:
         self._free_slot(worker, event.key)
@@ -175,11 +190,11 @@ class RewardDispatch:
         if question is None or question.worker != worker:
             return
         self._failed(question, event.reason, FailureKind.ERROR, retry=event.retry)
-        task = question.score.task
-        if not event.retry and self._blame.failed(task, event.key, WRONG_REWARDS):
+        score = question.score
+        if not event.retry and self._blame.failed(score.route, event.key, WRONG_REWARDS):
             raise TaskBroken(
-                f"task {task!r}: its reward function failed {WRONG_REWARDS} times in a row, and every try would again: "
-                f"{event.reason}. Fix the function and resume."
+                f"task {score.task!r}: its reward function {score.reward!r} failed {WRONG_REWARDS} times in a row, and "
+                f"every try would again: {event.reason}. Fix the function and resume."
             )
 
     def _failed(self, question: _Question, reason: str, kind: FailureKind, *, retry: bool) -> None:
@@ -192,12 +207,7 @@ class RewardDispatch:
             self._context.call_at(verdict.at, self._ask, question)
             return
         self._close(key)
-        if not question.future.done():
-            question.future.set_exception(
-                RewardFault(
-                    f"the reward of trajectory {question.score.trajectory} ({question.score.task}): {reason}", kind
-                )
-            )
+        question.failed(RewardFault(f"the reward of {question.subject} ({question.score.task}): {reason}", kind))
 
     def _close(self, key: str) -> None:
         question = self._questions.pop(key, None)
@@ -210,3 +220,23 @@ class RewardDispatch:
         if question.wait is not None:
             self._context.waits.close(question.wait)
             question.wait = None
+
+
+def _problem(answer: Scored, episodes: int) -> str:
+    """Why this is no answer for so many episodes; empty if it is one."""
+    if not isinstance(answer.values, tuple | list) or len(answer.values) != episodes:
+        return f"answered {answer.values!r}, which is not one number per episode ({episodes})"
+    for value in answer.values:
+        if not _finite(value):
+            return f"answered {value!r}, which is not a finite number"
+    if answer.parts and len(answer.parts) != episodes:
+        return f"answered the named parts of {len(answer.parts)} episodes, and was asked for {episodes}"
+    for parts in answer.parts:
+        for name, value in parts.items():
+            if not _finite(value):
+                return f"answered {value!r} as {name!r}, which is not a finite number"
+    return ""
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

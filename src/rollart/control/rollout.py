@@ -18,8 +18,10 @@ from rollart.control.gates import BarrierGate, RewardGate
 from rollart.control.groups import PAST_BOUND, Groups
 from rollart.control.proxy import LLMProxy
 from rollart.control.rewards import RewardDispatch
+from rollart.control.scoring import Scoring
 from rollart.policy.admission import batches_in_the_making, groups_to_start
 from rollart.policy.groups import OpenGroup
+from rollart.policy.rewards import RewardPlans
 from rollart.ports.prompts import PromptSource
 from rollart.types.errors import RunError
 from rollart.types.ids import TrajectoryId
@@ -47,6 +49,7 @@ class RolloutScheduler:
         served: Callable[[], Version],
         prompts: Mapping[str, PromptSource],
         eval_prompts: Mapping[str, PromptSource],
+        rewards: RewardPlans,
         on_trajectory_end: OnTrajectoryEnd,
         stop_tokens: tuple[int, ...],
     ) -> None:
@@ -57,14 +60,15 @@ class RolloutScheduler:
         self._on_trajectory_end = on_trajectory_end
         self._environments = EnvironmentPool(context, fleet, slot_freed=self.schedule)
         self.evaluation = Evaluation(context, eval_prompts, episodes_waiting=self.schedule)
-        self._groups = Groups(context, served, self, self.evaluation)
+        scoring = Scoring(context, RewardDispatch(context, fleet), rewards)
+        self._groups = Groups(context, served, self, self.evaluation, scoring)
         self.buffer = self._groups.buffer
         self._reward_gate = RewardGate(context) if context.mode.reward_after_rollout else None
         self._services = EpisodeServices(
             context,
             proxy,
             self._environments,
-            RewardDispatch(context, fleet),
+            scoring,
             BarrierGate(context) if context.mode.environment_barrier else None,
             self._reward_gate,
             stop_tokens,
@@ -222,6 +226,9 @@ class RolloutScheduler:
         if self._groups.past_bound(trajectory):
             # Its group may have stopped it already, as redundant.
             raise self._episodes[trajectory.id].stopped or Stopped(Outcome.STALE, PAST_BOUND)
+
+    def episode_finished(self, trajectory: Trajectory) -> "asyncio.Future[None]":
+        return self._groups.member_finished(trajectory)
 
     def episode_over(self, episode: Episode, fault: str | None) -> None:
         self._count_episode(episode.trajectory, -1)

@@ -38,6 +38,8 @@ class TrainerClient:
         self._fleet = fleet
         self._worker: WorkerId | None = None
         self._restored: Version | None = None
+        self.leaves = False
+        """The trainer should save, and then leave (`leave`)."""
         self._joined: asyncio.Future[None] = context.loop.create_future()
         self._asked: dict[Asked, asyncio.Future[Any]] = {}
         fleet.attach(Role.TRAINER, self)
@@ -76,6 +78,11 @@ class TrainerClient:
         reason: str | None = await self._ask(Save(version), f"saving {version}", limit_s)
         return reason
 
+    def leave(self) -> None:
+        """Let a trainer go that leaves; its successor continues from the last checkpoint."""
+        assert self._worker is not None
+        self._fleet.finished(self._worker)
+
     async def _ask(self, command: Train | Publish | Save, what: str, limit_s: float) -> Any:
         worker = self._worker
         if worker is None:
@@ -107,10 +114,13 @@ class TrainerClient:
         if not self._joined.done():
             self._joined.set_result(None)
 
+    def worker_leaves(self, worker: WorkerId) -> None:
+        self.leaves = worker == self._worker
+
     def worker_left(self, worker: WorkerId, spec: WorkerSpec, reason: str) -> None:  # noqa: ARG002
         if worker != self._worker:
             return
-        self._worker = None
+        self._worker, self.leaves = None, False
         self._joined = self._context.loop.create_future()
         self._context.accounts.capacity(POOL, -1, self._context.now(), engines=False)
         for future in self._asked.values():

@@ -91,6 +91,9 @@ class WeightSync:
     def worker_joined(self, worker: WorkerId, spec: WorkerSpec, info: WorkerInfo) -> None:  # noqa: ARG002
         self._send(self._book.engine_joined(worker))
 
+    def worker_leaves(self, worker: WorkerId) -> None:
+        """It is updated as before, until it is gone."""
+
     def worker_left(self, worker: WorkerId, spec: WorkerSpec, reason: str) -> None:  # noqa: ARG002
         self._answered(worker, Staged)
         self._answered(worker, Updated)

@@ -23,6 +23,7 @@ from rollart.ports.runtime import Listener
 from rollart.types.errors import InvariantBroken, RequestError
 from rollart.types.ids import WorkerId
 from rollart.types.messages import Role, WorkerCommand, WorkerEvent, WorkerInfo
+from rollart.types.placement import NOTHING, Needs
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,14 @@ class InlineRuntime:
         self._listener = listener
 
     def spawn(
-        self, worker: WorkerId, role: Role, factory: str, settings: Mapping[str, Any], *, python: str = ""
+        self,
+        worker: WorkerId,
+        role: Role,
+        factory: str,
+        settings: Mapping[str, Any],
+        *,
+        python: str = "",
+        needs: Needs = NOTHING,  # noqa: ARG002 - nothing is reserved
     ) -> None:
         if python:
             raise RequestError(f"worker {worker} cannot run with {python}: it is a thread of this process; use Ray")

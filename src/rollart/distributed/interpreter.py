@@ -58,9 +58,9 @@ def check_interpreter(python: str, *needed: str) -> None:
             f"{python} cannot import rollart ({found['problem']}); install it there: "
             f"{_pip(python)} --no-deps {_own_source()}"
         )
-    if found["rollart"] != _version():
+    if found["rollart"] != own_version():
         raise RequestError(
-            f"{python} has rollart {found['rollart']} and the controller has {_version()}; install the same: "
+            f"{python} has rollart {found['rollart']} and the controller has {own_version()}; install the same: "
             f"{_pip(python)} --no-deps {_own_source()}"
         )
     if found["problem"]:
@@ -111,7 +111,7 @@ def _pip(python: str) -> str:
     return f"{shlex.quote(python)} -m pip install"
 
 
-def _version() -> str:
+def own_version() -> str:
     """Version of this rollart; looked up by name, because the package itself is above this one."""
     return str(importlib.import_module("rollart").__version__)
 
@@ -119,4 +119,6 @@ def _version() -> str:
 def _own_source() -> str:
     """Argument for pip to install this rollart: its checkout, if it runs from one."""
     checkout = Path(__file__).parents[3]
-    return f"-e {shlex.quote(str(checkout))}" if (checkout / "pyproject.toml").is_file() else f"rollart=={_version()}"
+    return (
+        f"-e {shlex.quote(str(checkout))}" if (checkout / "pyproject.toml").is_file() else f"rollart=={own_version()}"
+    )

@@ -29,9 +29,10 @@ import ray._private.ray_constants as ray_constants
 import ray._private.services as ray_services
 import ray._private.worker as ray_worker
 from ray._private.node import Node
-from ray._raylet import Config  # type: ignore[attr-defined]  # exists, but in a compiled module
+from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # of a compiled module
 
 from rollart.distributed import ray_reaper
+from rollart.distributed.node_environment import ENVIRONMENT
 from rollart.distributed.ray_process import TOKEN_VARIABLE
 from rollart.types.errors import RequestError, RunError, RuntimeLost
 
@@ -43,23 +44,6 @@ VITAL = {ray_constants.PROCESS_TYPE_GCS_SERVER: "GCS server", ray_constants.PROC
 LOOK_S = 0.2
 LAST_RESORT_S = 15.0
 """Time that this process has to close after the death of its Ray."""
-TOKEN = secrets.token_hex(32)
-"""One token for every Ray that this process starts, because Ray caches the first."""
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-"""One thread per process: workers share the cores, and oversubscription is slower."""
-ENVIRONMENT = {
-    "RAY_AUTH_MODE": "token",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # Unused features that cost CPU time: metrics, event-loop timings, task events.
-    "RAY_enable_metrics_collection": "0",
-    "RAY_event_stats": "0",
-    "RAY_task_events_report_interval_ms": "0",
-    # Keeps process titles out of the environment, where the reaper finds its mark. vLLM's would overwrite it.
-    "SPT_NOENV": "1",
-    # Workers are the main load of this machine; by default Ray lowers their priority.
-    "RAY_worker_niceness": "0",
-    **dict.fromkeys(THREADS, "1"),
-}
 
 
 class LocalRay:
@@ -87,11 +71,11 @@ class LocalRay:
         self._owner = ray_reaper.own(self.folder)
         reaper = [sys.executable, "-I", "-S", ray_reaper.__file__, self.folder]
         self._reaper = subprocess.Popen(reaper, stdin=subprocess.PIPE, start_new_session=True)
-        variables = {TOKEN_VARIABLE: TOKEN, ray_reaper.MARK: self.folder}
+        variables = {TOKEN_VARIABLE: secrets.token_hex(32), ray_reaper.MARK: self.folder}
         threading.Thread(target=self._guard, name="ray guard", daemon=True).start()
         try:
             # Workers inherit these from Ray; this process does not need them once Ray is up.
-            with _environment(ENVIRONMENT | variables), _tamed():
+            with environment(ENVIRONMENT | variables), tamed():
                 ray.init(
                     address="local",
                     include_dashboard=False,
@@ -144,7 +128,7 @@ class LocalRay:
         if self._cause:
             self._keep_logs()
         ray.shutdown()
-        _nodes.clear()
+        nodes.clear()
         self._reaper.communicate()  # closes its input, upon which it kills what is left
         os.close(self._owner)
         self._left.set()
@@ -161,7 +145,8 @@ class LocalRay:
 
 
 @contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Variables of this process while the block runs."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -174,11 +159,15 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def _unchanged(host: str) -> str:
+    return host
+
+
 def _nothing(*_arguments: object, **_options: object) -> None:
     pass
 
 
-_nodes: list[Any] = []
+nodes: list[Any] = []
 """The current Ray node, running or starting; it lists its processes as soon as they are started."""
 _build_node = Node.__init__
 _get_node = ray_services.get_node
@@ -186,7 +175,7 @@ _get_node = ray_services.get_node
 
 def vital_processes() -> "list[tuple[str, subprocess.Popen[bytes]]]":
     """Processes of this Ray listed in `VITAL`, with their names there; empty before they are started."""
-    started = [getattr(node, "all_processes", {}) for node in _nodes]
+    started = [getattr(node, "all_processes", {}) for node in nodes]
     return [(name, info.process) for kinds in started for kind, name in VITAL.items() for info in kinds.get(kind, ())]
 
 
@@ -200,7 +189,7 @@ def _death() -> str:
 
 
 def _build_known_node(node: Any, *arguments: Any, **options: Any) -> None:
-    _nodes[:] = [node]
+    nodes[:] = [node]
     _build_node(node, *arguments, **options)
 
 
@@ -210,16 +199,17 @@ def _get_living_node(*arguments: Any) -> Any:
     return _get_node(*arguments)
 
 
+WEB_SERVER = "start_api_server"
 TAMED = (
-    # Replaces a loopback address by a reachable one, unless it believes that there is no cluster.
-    (ray_constants, "ENABLE_RAY_CLUSTER", False),
+    # Replaces a loopback address by a reachable one.
+    (ray_services, "resolve_ip_for_localhost", _unchanged),
     # Prints the death of a process to standard output, which belongs to the command; we report it ourselves.
     (ray_worker, "listen_error_messages", _nothing),
     (Node, "__init__", _build_known_node),
     # Polls for a raylet for half a minute, whether or not it is alive.
     (ray_services, "get_node", _get_living_node),
     # A web server, an autoscaler and a log monitor: three processes without a use here.
-    (Node, "start_api_server", _nothing),
+    (Node, WEB_SERVER, _nothing),
     (Node, "start_monitor", _nothing),
     (Node, "start_log_monitor", _nothing),
 )
@@ -227,11 +217,15 @@ TAMED = (
 
 
 @contextmanager
-def _tamed() -> Iterator[None]:
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in TAMED]
-    for owner, name, value in TAMED:
+def tamed(*, web_server: bool = False) -> Iterator[None]:
+    """Ray with the patches in `TAMED`; a head that takes jobs keeps its web server. Ray reads
+    its settings and its token from the environment of now."""
+    patches = [patch for patch in TAMED if not (web_server and patch[1] == WEB_SERVER)]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
+    for owner, name, value in patches:
         setattr(owner, name, value)
-    Config.initialize("")  # rereads the environment
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()  # another Ray of this process had another token
     try:
         yield
     finally:

@@ -7,7 +7,6 @@ Ray starts the process, detects its death and ends it. Frequent messages have th
 takes several times the CPU time.
 """
 
-import faulthandler
 import logging
 import os
 import pickle
@@ -17,17 +16,24 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import msgspec
 import ray
 import ray._private.worker as ray_worker
 
+from rollart.distributed import one_interface
 from rollart.distributed.driving import Drive
-from rollart.distributed.link import Address, Connection
+from rollart.distributed.handshake import Credentials
+from rollart.distributed.interpreter import own_version
+from rollart.distributed.link import PULSE, PULSE_S, Address, Connection
+from rollart.distributed.ray_files import Home
+from rollart.distributed.remote_logs import LogForwarder, redirect
+from rollart.distributed.travelling import TravellingFolder, unpack
 from rollart.distributed.wire import Died, Message, decode, encode
-from rollart.ports.factory import load
+from rollart.ports.factory import load, moved
 from rollart.ports.worker import Worker
+from rollart.types.errors import LinkError, RequestError
 from rollart.types.messages import WorkerCommand, WorkerEvent, WorkerInfo
 
 TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
@@ -62,13 +68,67 @@ class Order(msgspec.Struct, frozen=True):
     For another interpreter, only entries that belong to no interpreter: it has its own packages.
     """
     folder: str
-    """Working directory of the controller, so that relative paths mean the same to the worker."""
+    """Folder of the controller that relative paths refer to; on its machine the worker's working directory.
+
+    On a cluster its files travelled: the working directory of the worker is a copy of it (`code_travel`).
+    """
+    travelled: bool
+    rollart: str
+    """Version of the controller, which the worker's must be the same as."""
     log: str
     cores: tuple[int, ...]
     """Cores to run on; empty = any."""
     address: Address
-    """Address of the controller, and the secret that identifies the worker to it."""
-    secret: bytes
+    """Address of the controller."""
+    home: Home | None
+    """The controller's files, on a cluster."""
+    credentials: Credentials
+    """What the worker and the controller identify each other with."""
+
+
+class OwnProcess(NamedTuple):
+    """What a worker's process knows of itself, for processes that the worker starts on other nodes."""
+
+    order: Order
+    reserved: bool
+    """Whether it has a reservation on its node."""
+    travelling: dict[str, TravellingFolder]
+    """Settings that are folders of the controller's machine, by key."""
+
+    def order_for_others(self) -> Order:
+        """Its order without secrets, to prepare further processes with."""
+        nothing = Credentials(b"", b"")
+        return msgspec.structs.replace(self.order, settings={}, credentials=nothing)
+
+
+def prepare_process(order: Order, log: Path, name: str) -> LogForwarder | None:
+    """Make this process one of the run: its output, cores, working directory and import path.
+
+    `name` is that of its log in the run folder. Returns what sends it there, if it is on another machine.
+    """
+    # The token gives access to this Ray: processes started by the worker must not inherit it.
+    os.environ.pop(TOKEN_VARIABLE, None)
+    one_interface.remove_variables(os.environ)
+    forwarder = redirect(log, name, order.home)
+    if order.cores:
+        os.sched_setaffinity(0, order.cores)
+    check_version(order.rollart)
+    if order.travelled:
+        here = Path.cwd()
+        moved(Path(order.folder), here)
+        sys.path.extend(str(here / path) for path in order.import_path)
+    else:
+        os.chdir(order.folder)
+        sys.path.extend(path for path in order.import_path if path not in sys.path)
+    return forwarder
+
+
+_own: list[OwnProcess] = []
+
+
+def own_process() -> OwnProcess | None:
+    """None if this process is not that of a worker."""
+    return _own[0] if _own else None
 
 
 class WorkerProcess:
@@ -76,29 +136,29 @@ class WorkerProcess:
 
     def __init__(self, blob: bytes) -> None:
         order = msgspec.msgpack.decode(blob, type=Order)
-        # The token gives access to this Ray: processes started by the worker must not inherit it.
-        os.environ.pop(TOKEN_VARIABLE, None)
-        _write_to(Path(order.log))
-        if order.cores:
-            os.sched_setaffinity(0, order.cores)
-        os.chdir(order.folder)
-        sys.path.extend(path for path in order.import_path if path not in sys.path)
+        self._forwarder = prepare_process(order, Path(order.log), order.worker)
+        _own[:] = [OwnProcess(order, ray.util.get_current_placement_group() is not None, {})]
         self._title = title_of(order.role, order.worker)
-        self._connection = Connection(order.address, order.secret)
+        self._connection = Connection(order.address, order.credentials)
         self._sender = EventSender(self._connection)
         self._starting_s = 0.0
         self._drive = Drive(order.worker, self._build(order), time.monotonic, self._sender)
         self._thread = threading.Thread(target=self._drive.run, name=f"{order.role}:{order.worker}", daemon=True)
         self._thread.start()
         threading.Thread(target=self._receive, name="commands", daemon=True).start()
+        threading.Thread(target=self._sender.pulse, name="pulse", daemon=True).start()
 
     def _receive(self) -> None:
-        """Receive commands. An error here is reported as a death, since no caller awaits an answer."""
-        for blob in self._connection.receive():
-            try:
+        """Receive commands until the connection is over, which ends the worker.
+
+        An error here is reported as a death, since no caller awaits an answer.
+        """
+        try:
+            for blob in self._connection.receive():
                 self._drive.give(cast("list[WorkerCommand]", decode(blob)))
-            except msgspec.MsgspecError as error:
-                self._sender.died(f"a command could not be decoded: {error}")
+        except (LinkError, msgspec.MsgspecError) as error:
+            self._sender.died(f"a command could not be decoded: {error}")
+        self._drive.end()  # to the controller it is dead by now, or will be once it notices
 
     @ray.method(concurrency_group=WATCH)  # type: ignore[untyped-decorator]
     def wait(self) -> None:
@@ -111,6 +171,8 @@ class WorkerProcess:
         with self._titled():
             self._drive.end()
             self._thread.join()
+            if self._forwarder is not None:
+                self._forwarder.close()
         return time.process_time() - self._starting_s
 
     @contextmanager
@@ -124,7 +186,10 @@ class WorkerProcess:
     def _build(self, order: Order) -> Callable[[Callable[[], None]], Worker]:
         def build(wake: Callable[[], None]) -> Worker:
             factory = load(order.factory)
-            settings = {key: pickle.loads(value) for key, value in order.settings.items()}
+            packed = {key: pickle.loads(value) for key, value in order.settings.items()}
+            folders = {key: value for key, value in packed.items() if isinstance(value, TravellingFolder)}
+            _own[:] = [own._replace(travelling=folders) for own in _own]
+            settings = unpack(packed)
             worker = cast("Worker", factory(settings, wake))
             self._starting_s = time.process_time()
             return worker
@@ -149,6 +214,18 @@ class EventSender:
     def died(self, reason: str) -> None:
         self._send([Died(reason)], last=True)
 
+    def pulse(self) -> None:
+        """Say every `PULSE_S` that this process is not frozen, until the connection is over."""
+        over = threading.Event()
+        while not over.wait(PULSE_S):
+            with self._lock:
+                if self._closed:
+                    return
+                try:
+                    self._connection.send(PULSE)
+                except OSError:  # the controller is gone; the next report ends the worker
+                    return
+
     def _send(self, messages: Sequence[Message], *, last: bool = False) -> None:
         blob = encode(messages)
         with self._lock:
@@ -164,14 +241,9 @@ class EventSender:
                 logger.warning("the controller was gone before the death was reported")
 
 
-def _write_to(log: Path) -> None:
-    """Redirect everything this process prints, native code included, to a log file of the run."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for stream in (1, 2):
-        os.dup2(file, stream)
-    os.close(file)
-    faulthandler.enable(file=2)
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, force=True, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+def check_version(controller: str) -> None:
+    """Refuse to run with another rollart than the controller's: their messages may differ."""
+    if own_version() != controller:
+        raise RequestError(
+            f"this node has rollart {own_version()} and the controller has {controller}; install the same version"
+        )

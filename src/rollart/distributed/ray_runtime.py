@@ -19,37 +19,63 @@ import logging
 import pickle
 import shlex
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 import msgspec
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
-from rollart.distributed.interpreter import project_paths
+from rollart.distributed import ray_placement
+from rollart.distributed.code_travel import Code
+from rollart.distributed.interpreter import own_version, project_paths
 from rollart.distributed.link import Peer, PeerServer
-from rollart.distributed.ray_local import LocalRay
+from rollart.distributed.ray_files import ControllerFiles
+from rollart.distributed.ray_placement import Reserved
 from rollart.distributed.ray_process import WATCH, Order, WorkerProcess
+from rollart.distributed.remote_logs import collect
+from rollart.distributed.travelling import pack
 from rollart.distributed.wire import Died, Message, decode, encode
+from rollart.policy.placement import Moves
+from rollart.ports.ranks import RankStarter, Shares
 from rollart.ports.runtime import Listener
-from rollart.types.errors import InvariantBroken, RequestError, RuntimeLost
+from rollart.types.errors import InvariantBroken, LinkError, RequestError, RuntimeLost
 from rollart.types.ids import WorkerId
 from rollart.types.messages import Role, WorkerCommand, WorkerInfo
+from rollart.types.placement import NOTHING, Needs
 
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 5.0
 FINAL_REPORT_S = 1.0
 """Time to wait for messages of a dead process in flight, and for Ray to report why it died."""
+LOOK_S = 1.0
+"""How often to look for frozen processes, and for nodes that drain or have come back."""
+FORGIVEN_S = 300.0
+"""After this long, a failure on a node is no longer counted together with earlier ones."""
 LOG_TAIL_BYTES = 16384
 UNEXPLAINED = "Worker unexpectedly exits with a connection error"
 """Ray's generic message for a process that is suddenly gone; it then lists possible causes."""
 FATAL = "Fatal Python error"
 """Prefix of `faulthandler` output."""
 INFOS = get_args(WorkerInfo)
+
+
+class RayConnection(Protocol):
+    """A Ray that this process is connected to: `LocalRay`, `RayCluster`."""
+
+    def lost(self) -> str:
+        """Why it is lost, as a clause; empty while it is there."""
+        ...
+
+    def when_lost(self, act: Callable[[], None]) -> None:
+        """Set the callback for its loss."""
+        ...
 
 
 class RayRuntime:
@@ -61,11 +87,18 @@ class RayRuntime:
         *,
         cores: Mapping[Role, Sequence[int]] | None = None,
         close_timeout_s: float = CLOSE_TIMEOUT_S,
-        local: LocalRay | None = None,
+        local: RayConnection | None = None,
+        code: Code | None = None,
+        files: ControllerFiles | None = None,
+        release: Callable[[str], None] | None = None,
     ) -> None:
         """`logs` receives `<worker>.log` of every worker; `cores` pins the workers of a role to some of the cores.
 
-        `local` is the Ray to watch; without it the death of Ray goes unnoticed until workers die of it.
+        `local` is the Ray to watch; without it the death of Ray goes unnoticed until workers die of it. `code` is what
+        travelled to the nodes of a cluster, where workers reserve what they need (`ray_placement`); without it, workers
+        run on this machine, in its working directory, and nothing is reserved. `files` serves the run's files to other
+        nodes: without it, all nodes share the disk. `release` is called, in a thread and perhaps repeatedly, with the
+        id of a node that drains and has no worker any more.
         """
         self._logs = logs.absolute()
         self._cores = dict(cores or {})
@@ -82,6 +115,14 @@ class RayRuntime:
         self._closed = False
         self._local = local
         self._failed = False
+        self._code = code
+        self._files = files
+        self._release = release
+        self._moves = Moves()
+        self._watching_all: list[asyncio.Task[None]] = []
+        """Tasks that look at all workers and nodes from time to time."""
+        self._history: dict[str, _History] = {}
+        """By place, which is the name of a worker without its incarnation."""
 
     def listen(self, listener: Listener) -> None:
         if self._listener is not None:
@@ -89,7 +130,14 @@ class RayRuntime:
         self._listener = listener
 
     def spawn(
-        self, worker: WorkerId, role: Role, factory: str, settings: Mapping[str, Any], *, python: str = ""
+        self,
+        worker: WorkerId,
+        role: Role,
+        factory: str,
+        settings: Mapping[str, Any],
+        *,
+        python: str = "",
+        needs: Needs = NOTHING,
     ) -> None:
         if self._listener is None:
             raise InvariantBroken("call `listen` before the first `spawn`: the worker would have no listener")
@@ -106,25 +154,37 @@ class RayRuntime:
             self._server = PeerServer(ray.util.get_node_ip_address())
             if self._local is not None:
                 self._local.when_lost(self._ray_lost)
+            self._watching_all = [self._loop.create_task(self._look_at_workers(), name="look at workers")]
+            if self._code is not None:
+                self._watching_all.append(self._loop.create_task(self._look_at_nodes(), name="look at nodes"))
         log = self._logs / f"{worker}.log"
         host = _Host(worker, log, self._on_message)
+        starter: RankStarter | None = settings.get("rank_starter")
+        host.shares = None if starter is None else starter.sender(worker)
         order = Order(
             worker,
             role.value,
             factory,
-            _pickled(worker, settings),
-            project_paths() if python else tuple(sys.path),
-            str(Path.cwd()),
+            _pickled(worker, settings if self._files is None else pack(settings, self._files)),
+            self._import_path(python),
+            str(Path.cwd() if self._code is None else self._code.folder),
+            self._code is not None,
+            own_version(),
             str(log),
             tuple(self._cores.get(role, ())),
             self._server.address,
-            host.peer.secret,
+            None if self._files is None else self._files.home,
+            host.peer.credentials,
         )
         self._names.add(worker)
         self._hosts[worker] = host
         self._server.expect(host.peer)
-        host.actor = _actor(python).remote(msgspec.msgpack.encode(order))
-        host.watching = self._loop.create_task(self._watch(host), name=f"watch {worker}")
+        actor, blob = _actor(python), msgspec.msgpack.encode(order)
+        if self._code is not None:
+            host.watching = self._loop.create_task(self._place(host, actor, blob, needs), name=f"place {worker}")
+        else:
+            host.actor = actor.remote(blob)
+            host.watching = self._loop.create_task(self._watch(host), name=f"watch {worker}")
 
     def post(self, worker: WorkerId, commands: Sequence[WorkerCommand]) -> None:
         if worker not in self._hosts or not commands:
@@ -140,6 +200,7 @@ class RayRuntime:
             return
         assert self._loop is not None
         host.watching.cancel()
+        self._moves.gone(worker)
         ending = self._loop.create_task(self._end(host), name=f"end {worker}")
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
@@ -149,14 +210,23 @@ class RayRuntime:
         for worker in list(self._hosts):
             self.stop(worker)
         await asyncio.gather(*self._ending, return_exceptions=self._failed)  # if failed, they are cancelled
+        for watching in self._watching_all:
+            watching.cancel()
         if self._server is not None:
             await self._server.close()
 
     def _flush(self, worker: WorkerId) -> None:
         commands = self._outgoing.pop(worker)
         host = self._hosts.get(worker)
-        if host is not None:
+        if host is None:
+            return
+        if host.shares is not None:
+            commands = host.shares.divide(commands)
+        try:
             host.peer.send(encode(commands))
+        except LinkError as error:
+            if not host.reason.done():
+                host.reason.set_result(str(error))
 
     def _on_message(self, host: "_Host", blob: bytes) -> None:
         if host.worker not in self._hosts or host.reason.done():
@@ -168,20 +238,75 @@ class RayRuntime:
         if died is not None:
             host.reason.set_result(died.reason)
 
+    async def _place(self, host: "_Host", actor: Any, blob: bytes, needs: Needs) -> None:
+        """Reserve what the worker needs, start it there, and watch it."""
+        history = self._history.setdefault(host.worker.rpartition(".")[0] or host.worker, _History())
+        reserved = await ray_placement.reserve(
+            host.worker,
+            needs,
+            lambda why: self._call("waits", host.worker, why),
+            last=history.node,
+            failures=history.failures,
+        )
+        host.reserved = reserved
+        history.begin(reserved.node.id)
+        host.actor = actor.options(**reserved.options(needs)).remote(blob)
+        self._moves.placed(host.worker, needs, reserved.node.id, reserved.why)
+        self._call("placed", host.worker, reserved.node.name, reserved.why)
+        began = time.monotonic()
+        try:
+            await self._watch(host)
+        finally:
+            history.end(time.monotonic() - began)
+
+    async def _look_at_workers(self) -> None:
+        """Notice processes that are frozen: their machine answers, but they send nothing."""
+        while not self._failed:
+            await asyncio.sleep(LOOK_S)
+            for host in self._hosts.values():
+                if host.peer.silent(LOOK_S) and not host.reason.done():
+                    host.reason.set_result("its process is frozen: it is alive, but nothing has come from it for long")
+
+    async def _look_at_nodes(self) -> None:
+        """Report workers that should leave their node."""
+        while not self._failed:
+            await asyncio.sleep(LOOK_S)
+            try:
+                nodes = await ray_placement.in_thread(ray_placement.read_nodes)
+            except RayError as error:  # such as a cut of the network
+                logger.info("the nodes of the cluster could not be read: %s", error)
+                continue
+            for worker, why in self._moves.look(time.monotonic(), nodes):
+                self._call("leaves", WorkerId(worker), why)
+            if self._release is not None and not self._ending:
+                used = {host.reserved.node.id for host in self._hosts.values() if host.reserved is not None}
+                for node in nodes:
+                    if node.draining and node.id not in used:
+                        await ray_placement.in_thread(partial(self._release, node.id))
+
+    def _import_path(self, python: str) -> tuple[str, ...]:
+        if self._code is not None:
+            return self._code.import_path
+        return project_paths() if python else tuple(sys.path)
+
     async def _watch(self, host: "_Host") -> None:
         """Report the worker's death. Cancelled by `stop`, after which nothing is reported."""
+        assert host.actor is not None
         process: asyncio.Future[None] = asyncio.ensure_future(host.actor.wait.remote())
         final_report: set[asyncio.Future[Any]] = {host.peer.closed, host.reason}
         try:
             await asyncio.wait({process, *final_report}, return_when=asyncio.FIRST_COMPLETED)
             if not host.reason.done() and host.peer.connected:
                 await asyncio.wait(final_report, timeout=FINAL_REPORT_S, return_when=asyncio.FIRST_COMPLETED)
+            if not host.reason.done() and self._files is not None and host.reserved is not None:
+                await collect(self._files.home, host.worker, host.reserved.node.id)
             reason = host.reason.result() if host.reason.done() else await _cause_of_end(process, host.log)
         finally:
             process.cancel()
         if host.worker in self._hosts and not self._lost():
             self.stop(host.worker)  # first, so that the listener may already spawn a successor
-            self._call("died", host.worker, reason)
+            where = "" if host.reserved is None else f" (on node {host.reserved.node.name})"
+            self._call("died", host.worker, reason + where)
 
     def _ray_lost(self) -> None:
         """Callback of `LocalRay`, from another thread."""
@@ -226,6 +351,9 @@ class RayRuntime:
             self._loop.call_exception_handler({"message": f"the listener failed in `{what}`", "exception": error})
 
     async def _end(self, host: "_Host") -> None:
+        if host.actor is None:  # it waited for a node
+            self._forget(host)
+            return
         try:
             async with asyncio.timeout(self._close_timeout_s):
                 self.cpu_s[host.worker] = await host.actor.end.remote()
@@ -242,10 +370,32 @@ class RayRuntime:
             self._forget(host)
         if not self._lost():
             ray.kill(host.actor)
+            if host.reserved is not None:
+                ray_placement.release(host.reserved)
+            if host.shares is not None:
+                host.shares.release()
 
     def _forget(self, host: "_Host") -> None:
+        if host.shares is not None:
+            host.shares.close()
         assert self._server is not None  # created with the first host
         self._server.forget(host.peer)
+
+
+class _History:
+    """Where a worker ran, over its incarnations."""
+
+    def __init__(self) -> None:
+        self.node = ""
+        self.failures = 0
+        """Failures on that node in a row."""
+
+    def begin(self, node: str) -> None:
+        if node != self.node:
+            self.node, self.failures = node, 0
+
+    def end(self, lived_s: float) -> None:
+        self.failures = 1 if lived_s > FORGIVEN_S else self.failures + 1
 
 
 class _Host:
@@ -254,7 +404,10 @@ class _Host:
     def __init__(self, worker: WorkerId, log: Path, on_message: Callable[["_Host", bytes], None]) -> None:
         self.worker = worker
         self.log = log
-        self.actor: ActorHandle
+        self.actor: ActorHandle | None = None
+        self.reserved: Reserved | None = None
+        self.shares: Shares | None = None
+        """Set for a trainer whose ranks get their shares of a batch from here."""
         self.peer = Peer(lambda blob: on_message(self, blob))
         self.reason: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Cause of its death, if it could report it itself."""

@@ -74,6 +74,8 @@ def scalars(record: Record) -> dict[str, float]:
         return {} if record.mean_reward is None else {f"held_out/{record.task}": record.mean_reward}
     numbers = {f"reward/{task}": value for task, value in record.rewards.items()}
     numbers |= {f"kept_reward/{task}": value for task, value in record.kept_rewards.items()}
+    numbers |= {f"reward_parts/{name}": value for name, value in record.reward_parts.items()}
+    numbers |= {f"rewards_defaulted/{name}": float(count) for name, count in record.defaulted.items()}
     numbers |= {f"train/{name}": value for name, value in record.metrics.items()}
     numbers |= {f"busy/{pool}": value for pool, value in record.busy.items()}
     numbers |= {f"outcomes/{outcome}": float(count) for outcome, count in record.outcomes.items()}

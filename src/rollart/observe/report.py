@@ -16,7 +16,9 @@ import msgspec
 
 from rollart.observe.bias import OFFERED, BiasFold, Compared, means
 from rollart.observe.steady import Period, Steady
+from rollart.observe.steps import named_values
 from rollart.types import journal as j
+from rollart.types.affinity import AffinityCause
 from rollart.types.failures import StopReason
 from rollart.types.ids import ClaimId, GroupId, TrajectoryId
 from rollart.types.messages import Role
@@ -36,6 +38,14 @@ class Redundancy(msgspec.Struct):
     """Tokens of members that were stopped because their group was claimed without them."""
     saved_s: float = 0.0
     """Seconds, at least, that groups would have waited longer for the members that they started first."""
+
+
+class Decision(msgspec.Struct):
+    """Tasks that were assigned to a hardware class by measurement."""
+
+    at: float
+    cause: AffinityCause
+    why: list[str]
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -78,10 +88,21 @@ class Report(msgspec.Struct, kw_only=True):
     placements: dict[str, dict[str, int]] = {}
     """Turns per task and hardware class."""
     fallbacks: dict[str, int] = {}
+    affinity: dict[str, str] = {}
+    """Why each task is on the hardware class that it found by measurement."""
+    decisions: list[Decision] = []
+    """The last `MAX_DECISIONS` assignments by measurement."""
+    moves: int = 0
+    """Times that a task changed its class, after the first."""
     reward: dict[str, float] = {}
     """Mean reward per task of all finished training trajectories, including those of filtered and stale groups."""
     kept_reward: dict[str, float] = {}
     """Mean reward per task of the trained trajectories."""
+    reward_parts: dict[str, float] = {}
+    """Mean of every named reward of finished training trajectories, as `TASK/REWARD`, and of its named parts, as
+    `TASK/REWARD.PART`."""
+    rewards_defaulted: dict[str, int] = {}
+    """Number of training trajectories in which a reward failed and has its default, as `TASK/REWARD`."""
     evaluations: list[j.EvalEnded] = []
     redistributed: int = 0
     workers_lost: int = 0
@@ -119,6 +140,7 @@ class Report(msgspec.Struct, kw_only=True):
         return {cause: seconds / count for cause, seconds in sorted(total.items())} if count else {}
 
 
+MAX_DECISIONS = 20
 LATE = "aborted late"
 """Waste: tokens of a turn whose end was reported after its trajectory was settled."""
 
@@ -209,6 +231,8 @@ class ReportFold(msgspec.Struct, kw_only=True):
     """Sums over trained trajectories with a reward, by task."""
     finished: dict[str, _Sum] = {}
     """Sums over all finished training trajectories, by task."""
+    named: dict[str, _Sum] = {}
+    """Sums over named rewards and their parts."""
     group_size: int = 0
     prompts: dict[str, BiasFold] = {}
     """Bias per prompt, by task."""
@@ -231,6 +255,7 @@ class ReportFold(msgspec.Struct, kw_only=True):
         report.staleness = _sorted(report.staleness)
         report.lag = _sorted(report.lag)
         report.fallbacks = _sorted(report.fallbacks)
+        report.affinity = dict(sorted(report.affinity.items()))
         report.pools = {pool: _sorted(causes) for pool, causes in sorted(report.pools.items())}
         report.placements = {task: _sorted(turns) for task, turns in sorted(report.placements.items())}
         report.outcomes = _sorted(report.outcomes)
@@ -240,6 +265,8 @@ class ReportFold(msgspec.Struct, kw_only=True):
         report.engines = {pool: len(places) for pool, places in sorted(self.engine_places.items())}
         report.reward = {task: total.reward / total.count for task, total in sorted(self.finished.items())}
         report.kept_reward = {task: total.reward / total.count for task, total in sorted(self.rewards.items())}
+        report.reward_parts = {name: total.reward / total.count for name, total in sorted(self.named.items())}
+        report.rewards_defaulted = _sorted(report.rewards_defaulted)
         if self.syncs:
             report.suspended_s /= self.syncs
             report.exposed_s /= self.syncs
@@ -331,6 +358,13 @@ class ReportFold(msgspec.Struct, kw_only=True):
     def _redundancy_changed(self, event: j.RedundancyChanged) -> None:
         self.totals.redundancy.setdefault(event.task, Redundancy()).extra = event.extra
 
+    def _affinity_changed(self, event: j.AffinityChanged) -> None:
+        report = self.totals
+        report.affinity.update(event.why)
+        report.moves += sum(task in event.before for task in event.why)
+        decision = Decision(self.at - self.started_at, event.cause, list(event.why.values()))
+        report.decisions = [*report.decisions, decision][-MAX_DECISIONS:]
+
     def _group_ended(self, event: j.GroupEnded) -> None:
         self.groups[event.group].outcome = event.outcome
         self.totals.prompts_lost += event.outcome is GroupOutcome.STALE
@@ -366,6 +400,15 @@ class ReportFold(msgspec.Struct, kw_only=True):
             _count(self.totals.wasted_tokens, LATE, event.sampled)
         else:
             raise KeyError(event.trajectory)
+
+    def _reward_given(self, event: j.RewardGiven) -> None:
+        group = self.groups[self.trajectories[event.trajectories[0]].group]
+        if group.purpose is not Purpose.TRAIN:
+            return
+        for name, value in named_values(group.task, event):
+            self.named.setdefault(name, _Sum()).add(0, value)
+        if event.defaulted:
+            _count(self.totals.rewards_defaulted, f"{group.task}/{event.name}", len(event.trajectories))
 
     def _trajectory_ended(self, event: j.TrajectoryEnded) -> None:
         trajectory = self.trajectories[event.trajectory]
@@ -543,11 +586,13 @@ _HANDLERS: dict[type, Callable[[ReportFold, Any], None]] = {
     j.MembersLost: ReportFold._members_lost,
     j.MemberReplaced: ReportFold._member_replaced,
     j.RedundancyChanged: ReportFold._redundancy_changed,
+    j.AffinityChanged: ReportFold._affinity_changed,
     j.GroupEnded: ReportFold._group_ended,
     j.TrajectoryStarted: ReportFold._trajectory_started,
     j.Placed: ReportFold._placed,
     j.TurnEnded: ReportFold._turn_ended,
     j.TurnAborted: ReportFold._turn_aborted,
+    j.RewardGiven: ReportFold._reward_given,
     j.TrajectoryEnded: ReportFold._trajectory_ended,
     j.BatchClaimed: ReportFold._batch_claimed,
     j.ClaimReturned: ReportFold._claim_returned,

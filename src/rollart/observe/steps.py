@@ -6,6 +6,7 @@ was journalled since the previous one. A step that was rolled back and trained a
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 
 import msgspec
 
@@ -26,6 +27,11 @@ class StepRecord(msgspec.Struct, kw_only=True, tag="step"):
     """Mean reward per task of the training trajectories that finished between two claims (`FinishedRewards`)."""
     kept_rewards: dict[str, float] = {}
     """Mean reward per task of the batch."""
+    reward_parts: dict[str, float] = {}
+    """Means of rewards by name that training trajectories got since the previous step: `TASK/REWARD`, and
+    `TASK/REWARD.PART` for named parts."""
+    defaulted: dict[str, int] = {}
+    """How many of them are defaults, because the reward failed."""
     staleness: list[int] = []
     """Staleness of the groups of the batch."""
     trajectories: int = 0
@@ -92,10 +98,44 @@ class FinishedRewards:
             case _:
                 pass
 
+    def task_of(self, trajectory: TrajectoryId) -> str | None:
+        """Task of a running training trajectory."""
+        return self._running.get(trajectory)
+
     def pop(self, claim: ClaimId) -> dict[str, float]:
         """Means of a trained claim, by task in alphabetical order, without tasks where no trajectory finished."""
         finished = self._claimed.pop(claim, {})
         return {task: math.fsum(rewards) / len(rewards) for task, rewards in sorted(finished.items())}
+
+
+def named_values(task: str, event: j.RewardGiven) -> Iterator[tuple[str, float]]:
+    """The rewards of an event by name, and their parts."""
+    for value in event.values:
+        yield f"{task}/{event.name}", value
+    for parts in event.parts:
+        for part, value in parts.items():
+            yield f"{task}/{event.name}.{part}", value
+
+
+class NamedRewards:
+    """Means of rewards by name, of training trajectories, between two steps."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[float]] = {}
+        self._defaulted: Counter[str] = Counter()
+
+    def add(self, task: str, event: j.RewardGiven) -> None:
+        for name, value in named_values(task, event):
+            self._values.setdefault(name, []).append(value)
+        if event.defaulted:
+            self._defaulted[f"{task}/{event.name}"] += len(event.trajectories)
+
+    def pop(self) -> tuple[dict[str, float], dict[str, int]]:
+        """Means, and the number of defaults, by name in alphabetical order."""
+        means = {name: math.fsum(values) / len(values) for name, values in sorted(self._values.items())}
+        defaulted = dict(sorted(self._defaulted.items()))
+        self._values, self._defaulted = {}, Counter()
+        return means, defaulted
 
 
 class StepFold:
@@ -108,6 +148,7 @@ class StepFold:
         self._complete: StepRecord | None = None
         """Trained; its time use is in the events that follow."""
         self._finished = FinishedRewards()
+        self._named = NamedRewards()
         self._bias = BiasTracker()
         self._outcomes: Counter[str] = Counter()
         self._sampled = 0
@@ -127,6 +168,10 @@ class StepFold:
                     self._complete.busy[event.pool] = event.seconds.get(j.TimeUse.BUSY, 0.0) / total
             case j.TurnEnded():
                 self._sampled += event.sampled
+            case j.RewardGiven():
+                task = self._finished.task_of(event.trajectories[0])
+                if task is not None:
+                    self._named.add(task, event)
             case j.TrajectoryEnded():
                 self._outcomes[event.outcome.value] += 1
             case j.WeightsSynced():
@@ -162,11 +207,14 @@ class StepFold:
     def _step(self, event: j.StepTrained) -> StepRecord:
         claim = self._claims.pop(event.claim, None)
         seconds = event.at - self._last_at
+        parts, defaulted = self._named.pop()
         record = StepRecord(
             step=event.version.step,
             at=event.at - self._began_at,
             train_s=event.seconds,
             rewards=self._finished.pop(event.claim),
+            reward_parts=parts,
+            defaulted=defaulted,
             outcomes=dict(sorted(self._outcomes.items())),
             sampled_tokens=self._sampled,
             tokens_per_s=self._sampled / seconds if seconds > 0 else 0.0,

@@ -12,9 +12,17 @@ claims it or it ends untrained. Every started member leaves `running` exactly on
 A group becomes ready with `size` results. At its last chance to be claimed within the staleness bound it becomes ready
 with `minimum` of them, because the next update would cost it those (see `control.groups`). Members past the bound are
 lost one by one: the group goes on with those that are left, and starts new ones.
+
+Where rewards compare the members of a group, a member that has finished its episode stays in `running` and waits in
+`finished`; it counts as a result. Instead of becoming ready, the group is then judged (`judge`): its set of members is
+fixed, it starts no others, and it becomes ready when those in `finished` have ended with their rewards.
+
+    open ── member_finished … ──► judged: `judge` ── member_ended … ──► ready
+      ▲                              │
+      └── the reward failed: `unjudge` ◄┘
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from rollart.policy.staleness import StalenessBound
@@ -54,11 +62,19 @@ class OpenGroup:
     overtime: bool = False
     """Whether it has used more than the bound of its task; admission does not count it any more."""
     ready: bool = False
+    finished: dict[TrajectoryId, None] = field(default_factory=dict)
+    """Running members that only wait for the rewards that compare their group."""
+    judged: bool = False
+    """Whether those rewards were asked for, so that its members are fixed."""
+    judgements: int = 0
+    """How often they were."""
 
     @property
     def wanted(self) -> int:
         """Number of members to start now."""
-        return 0 if self.ready else max(0, self.size + self.extra - len(self.running) - len(self.kept))
+        if self.ready or self.judged:
+            return 0
+        return max(0, self.size + self.extra - len(self.running) - len(self.kept))
 
     @property
     def oldest(self) -> Version | None:
@@ -68,16 +84,30 @@ class OpenGroup:
     @property
     def oldest_kept(self) -> Version | None:
         """First version of the oldest member with a result whose tokens will be trained."""
+        if self.finished:
+            return _oldest([*self.kept.values(), *(self.running[id] for id in self.finished)])
         return _oldest(self.kept.values())
 
     @property
     def complete(self) -> bool:
-        return len(self.kept) >= self.size
+        return len(self.kept) + len(self.finished) >= self.size
 
     @property
     def enough(self) -> bool:
         """Whether the minimum of its members can be trained. Masked ones do not count as trained."""
-        return sum(id not in self.masked for id in self.kept) >= self.minimum
+        return self.enough_without(())
+
+    def enough_without(self, members: Collection[TrajectoryId]) -> bool:
+        """The same after these were lost."""
+        return (
+            sum(id not in self.masked and id not in members for of in (self.kept, self.finished) for id in of)
+            >= self.minimum
+        )
+
+    @property
+    def unfinished(self) -> list[TrajectoryId]:
+        """Members whose episodes still run."""
+        return [id for id in self.running if id not in self.finished]
 
     @property
     def hopeless(self) -> bool:
@@ -193,12 +223,36 @@ class GroupBook:
         if trajectory not in entry.running:
             raise InvariantBroken(f"trajectory {trajectory} of group {group} ended twice, or was never started")
         first = entry.running.pop(trajectory)
+        entry.finished.pop(trajectory, None)
         if outcome in TRAINABLE:
             entry.kept[trajectory] = first
         elif outcome in FAILURES:
             entry.failed += 1
         self._note(entry)
         return entry
+
+    def member_finished(self, group: GroupId, trajectory: TrajectoryId) -> None:
+        """The episode of a running member is over; it waits for the rewards that compare its group."""
+        entry = self._groups[group]
+        if trajectory not in entry.running or entry.judged:
+            raise InvariantBroken(f"trajectory {trajectory} finished, but group {group} does not wait for it")
+        entry.finished[trajectory] = None
+        self._note(entry)
+
+    def judge(self, group: GroupId) -> None:
+        """The finished members are compared: no other joins the group any more, so those that run do not age it."""
+        entry = self._groups[group]
+        entry.judged = True
+        entry.judgements += 1
+        for id in entry.unfinished:
+            self.masked(group, id)
+        self._note(entry)
+
+    def unjudge(self, group: GroupId) -> None:
+        """The rewards failed and the members with them: the group starts others."""
+        entry = self._groups[group]
+        entry.judged = False
+        self._note(entry)
 
     def lose(self, group: GroupId, members: Iterable[TrajectoryId]) -> None:
         """Give up members that are past the staleness bound. Running ones do not age the group until they end."""
@@ -207,6 +261,7 @@ class GroupBook:
         for id in members:
             if id in entry.running:
                 self.masked(group, id)
+                entry.finished.pop(id, None)
             else:
                 del entry.kept[id]
         self._note(entry)

@@ -24,13 +24,20 @@ def episode_bound_s(config: RunConfig, task: str) -> float:
     return (
         settings.reset_deadline_s
         + settings.max_turns * (deadlines.turn_s + settings.step_deadline_s)
-        + reward_bound_s(config)
+        + rewards_bound_s(config, task)
     )
 
 
-def reward_bound_s(config: RunConfig) -> float:
+def reward_bound_s(attempt_s: float) -> float:
     """Maximum duration of one reward: its attempts, the back-off between them and the wait for a free worker."""
-    return REWARD.failures * (config.deadlines.reward_s + REWARD.backoff.max_s)
+    return REWARD.failures * (attempt_s + REWARD.backoff.max_s)
+
+
+def rewards_bound_s(config: RunConfig, task: str) -> float:
+    """Maximum duration of all rewards of a trajectory: its own at the same time, then those of its group."""
+    rewards = config.tasks[task].all_rewards
+    slowest_s = max(reward_bound_s(reward.deadline_s or config.deadlines.reward_s) for reward in rewards)
+    return slowest_s * min(2, len(rewards))
 
 
 def sync_bound_s(config: RunConfig) -> float:
@@ -57,10 +64,17 @@ def step_bound_s(config: RunConfig) -> float:
         + deadlines.save_s
         + _evaluation_bound_s(config)
         + shares_bound_s(config)
+        # A claim waits for group rewards of groups at their last chance.
+        + max(_group_rewards_bound_s(config, task) for task in config.tasks)
         # Two phases: every engine staged, every engine updated.
         + 2 * sync_bound_s(config)
         + deadlines.train_s
     )
+
+
+def _group_rewards_bound_s(config: RunConfig, task: str) -> float:
+    """0 for tasks without a list of rewards, and so for plain ones: their claims wait for nothing."""
+    return rewards_bound_s(config, task) if config.tasks[task].rewards else 0.0
 
 
 def eval_concurrency(config: RunConfig, task: str, *, alone: bool) -> int:

@@ -1,6 +1,6 @@
 """Assignment of reward requests to workers: a worker never gets more than it can process at once.
 
-A worker has a number of slots. A request takes a free slot of a worker that can score its task, or waits here; a freed
+A worker has a number of slots. A request takes a free slot of a worker that has its reward, or waits here; a freed
 slot goes to the oldest waiting request. The queue is kept here rather than inside the workers for two reasons: the
 deadline of an attempt then measures the reward function instead of the queue before it, and a request that is no
 longer needed leaves at once instead of being computed for nothing.
@@ -8,13 +8,13 @@ longer needed leaves at once instead of being computed for nothing.
 Invariants:
 
 - A worker holds at most as many requests as it has slots.
-- While a request waits, every worker that can score its task is full.
+- While a request waits, every worker that has its reward is full.
 - Of two requests that wait for the same slot, the older one gets it. A retried request keeps its age.
 
 A worked example: one worker with one slot, and three requests.
 
     >>> queue = RewardQueue()
-    >>> queue.join(WorkerId("reward/0"), slots=1, tasks=())
+    >>> queue.join(WorkerId("reward/0"), slots=1, rewards=())
     []
     >>> [queue.ask(key, "maze") for key in ("a", "b", "c")]
     ['reward/0', None, None]
@@ -30,18 +30,19 @@ from rollart.types.ids import WorkerId
 
 
 class _Worker:
-    __slots__ = ("held", "slots", "tasks")
+    __slots__ = ("held", "rewards", "slots")
 
-    def __init__(self, slots: int, tasks: Sequence[str]) -> None:
+    def __init__(self, slots: int, rewards: Sequence[str]) -> None:
         self.slots = slots
-        self.tasks = frozenset(tasks)
+        self.rewards = frozenset(rewards)
         self.held: dict[str, None] = {}
 
-    def can_score(self, task: str) -> bool:
-        return not self.tasks or task in self.tasks
+    def has(self, reward: str) -> bool:
+        return not self.rewards or reward in self.rewards
 
     @property
     def load(self) -> float:
+        """Only of a worker with slots."""
         return len(self.held) / self.slots
 
 
@@ -57,9 +58,9 @@ class RewardQueue:
         # Entries of requests that no longer wait are dropped when they reach the top.
         self._heaps: dict[str, list[tuple[int, str]]] = {}
 
-    def join(self, worker: WorkerId, slots: int, tasks: Sequence[str]) -> list[str]:
-        """Add a worker (`tasks` empty = all tasks); returns the waiting requests assigned to it."""
-        self._workers[worker] = _Worker(slots, tasks)
+    def join(self, worker: WorkerId, slots: int, rewards: Sequence[str]) -> list[str]:
+        """Add a worker (`rewards` empty = all of them); returns the waiting requests assigned to it."""
+        self._workers[worker] = _Worker(slots, rewards)
         given: list[str] = []
         while (key := self._next(worker)) is not None:
             given.append(key)
@@ -70,7 +71,13 @@ class RewardQueue:
         known = self._workers.pop(worker, None)
         return [] if known is None else list(known.held)
 
-    def ask(self, key: str, task: str) -> WorkerId | None:
+    def close(self, worker: WorkerId) -> bool:
+        """Assign nothing more to a worker; returns whether it holds no request."""
+        known = self._workers[worker]
+        known.slots = 0
+        return not known.held
+
+    def ask(self, key: str, reward: str) -> WorkerId | None:
         """Assign the request to the least loaded worker; None if it has to wait."""
         if key not in self._ages:
             self._ages[key] = self._asked
@@ -78,11 +85,11 @@ class RewardQueue:
         free = [
             (known.load, number, worker)
             for number, (worker, known) in enumerate(self._workers.items())
-            if known.can_score(task) and len(known.held) < known.slots
+            if known.has(reward) and len(known.held) < known.slots
         ]
         if not free:
             self._waiting[key] = None
-            heapq.heappush(self._heaps.setdefault(task, []), (self._ages[key], key))
+            heapq.heappush(self._heaps.setdefault(reward, []), (self._ages[key], key))
             return None
         worker = min(free)[2]
         self._workers[worker].held[key] = None
@@ -105,17 +112,17 @@ class RewardQueue:
         known = self._workers[worker]
         if len(known.held) >= known.slots:
             return None
-        heads = [(*head, task) for task in self._heaps if known.can_score(task) and (head := self._head(task))]
+        heads = [(*head, name) for name in self._heaps if known.has(name) and (head := self._head(name))]
         if not heads:
             return None
-        _, key, task = min(heads)
-        heapq.heappop(self._heaps[task])
+        _, key, reward = min(heads)
+        heapq.heappop(self._heaps[reward])
         del self._waiting[key]
         known.held[key] = None
         return key
 
-    def _head(self, task: str) -> tuple[int, str] | None:
-        heap = self._heaps[task]
+    def _head(self, reward: str) -> tuple[int, str] | None:
+        heap = self._heaps[reward]
         while heap and heap[0][1] not in self._waiting:
             heapq.heappop(heap)
         return heap[0] if heap else None

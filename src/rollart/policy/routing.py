@@ -13,6 +13,9 @@ Invariants:
   only to a less loaded engine, and returns only when the preferred class has an engine below the low watermark:
   between the two watermarks nothing moves, so placements do not flap.
 - Requests in flight at an engine = started − ended, also while it is out of service and after it came back.
+- The preferred class of a task may change (`prefer`). A trajectory elsewhere then moves there once (`follow`), at a
+  turn at which the class has an engine below the low watermark. A new trajectory that measures a class (`probe`) is
+  placed there while it has an engine below the high watermark, and stays.
 
 A worked example: FrozenLake prefers H800 (one engine of 8 slots) and may fall back to H20 (one engine of 8 slots).
 
@@ -56,7 +59,9 @@ class Placement(msgspec.Struct, frozen=True):
     """Engine for a turn. `prefill` and `decode` are the same engine until there is a prefill/decode split.
 
     `reason` explains a placement outside the preferred class: `H800 missing`, `H800 too old` (its engines serve weights
-    older than the trajectory's last token) or `H800 overloaded`; and, once, the way back: `H800 available again`.
+    older than the trajectory's last token) or `H800 overloaded`; and, once, the way back: `H800 available again`, or
+    after a change of the preferred class `H800 preferred now`. A trajectory that measures a class has `H800 is
+    measured`, wherever its task prefers to run.
     """
 
     prefill: WorkerId
@@ -68,11 +73,18 @@ class Placement(msgspec.Struct, frozen=True):
 NO_AFFINITY = TaskAffinity()
 
 
+def measures(hardware: str) -> str:
+    """Reason of a placement that measures a class."""
+    return f"{hardware} is measured"
+
+
 class _Home(NamedTuple):
     """Location of a trajectory's KV cache, and the preferred class if it is elsewhere."""
 
     placement: Placement
     away_from: "_Pool | None"
+    way_back: str = "available again"
+    """Why it moves when it does."""
 
 
 class _Engine:
@@ -257,6 +269,18 @@ class Router:
         if not engine.in_flight and engine.worker not in engine.pool.engines:
             del self._engines[engine.worker]
 
+    # --- preferences ------------------------------------------------------------------------------------------------
+
+    def prefer(self, task: str, hardware: str | None) -> None:
+        """Change the preferred class of a task; None for no preference. The classes that it can use stay the same."""
+        self._affinity[task] = msgspec.structs.replace(self._affinity[task], preferred=hardware)
+
+    def follow(self, trajectory: TrajectoryId, task: str) -> None:
+        """Let a trajectory move to the class that its task prefers now, if it is elsewhere."""
+        home, preferred = self._homes.get(trajectory), self._affinity[task].preferred
+        if home is not None and preferred not in (None, home.placement.hardware):
+            self._homes[trajectory] = _Home(home.placement, self._pool(str(preferred)), "preferred now")
+
     # --- trajectories -----------------------------------------------------------------------------------------------
 
     def place(
@@ -265,22 +289,31 @@ class Router:
         task: str,
         at_least: Version | None,
         now: float,  # noqa: ARG002  part of the policy interface; these rules do not depend on it
+        probe: str | None = None,
     ) -> Placement | None:
         """Choose the engine for the trajectory's next turn; None if no engine can take it now.
 
-        `at_least` is the version of the trajectory's last token, None before the first.
+        `at_least` is the version of the trajectory's last token, None before the first. `probe` is the class that a
+        new trajectory measures.
         """
         home = self._homes.get(trajectory)
         if home is not None:
-            placement, preferred = home
+            placement, preferred, way_back = home
             engine = self._engines.get(placement.decode)
             if engine is not None and engine.takes(at_least):
                 if preferred is None or not preferred.spare:
                     return placement
+                if preferred.name != self._affinity[task].preferred:
+                    self._homes[trajectory] = engine.home  # what it is away from is no longer preferred
+                    return placement
                 back = preferred.least_loaded(at_least)
                 if back is None or back.load >= self._low:
                     return placement
-                return self._settle(trajectory, back, f"{preferred.name} available again", None)
+                return self._settle(trajectory, back, f"{preferred.name} {way_back}", None)
+        if probe is not None:
+            best = self._pool(probe).least_loaded(at_least)
+            if best is not None and best.load < self._high:
+                return self._settle(trajectory, best, measures(probe), None)
         return self._place_anew(trajectory, task, at_least)
 
     def trajectory_ended(self, trajectory: TrajectoryId) -> None:

@@ -16,6 +16,7 @@ class TextStep(NamedTuple):
 
     `truncated`: ended by one of the agent's own limits (turns, time, memory of its sandbox), which is its result.
     `fresh_context`: the observation replaces the history instead of following it.
+    `artifact`: of the last step, data for the reward function that is not part of the conversation.
     `state`: identifies the state that the agent acts in next, if observations of the same state may differ (a hint, a
     time of day); turns of a group that start in the same state are compared. Empty = the observation is the state.
     """

@@ -28,6 +28,14 @@ _running = threading.local()
 """`file`: the file that this thread is executing."""
 
 
+_moved: list[tuple[Path, Path]] = []
+
+
+def moved(before: Path, after: Path) -> None:
+    """Files that paths name below `before` are below `after` in this process, which runs on another machine."""
+    _moved.append((before, after))
+
+
 def load(path: str) -> Callable[..., Any]:
     """Import the callable of a path; it may be nested (`package.module:Class.method`).
 
@@ -78,6 +86,9 @@ def _module(path: str, name: str) -> ModuleType:
 
 
 def _file(path: str, file: Path) -> ModuleType:
+    for there, here in _moved:
+        if file.is_relative_to(there):
+            file = here / file.relative_to(there)
     file = file.resolve()
     with imports:
         known = sys.modules.get(str(file))

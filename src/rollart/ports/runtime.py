@@ -10,10 +10,32 @@ from typing import Any, Protocol
 from rollart.types.errors import RuntimeLost
 from rollart.types.ids import WorkerId
 from rollart.types.messages import Role, WorkerCommand, WorkerEvent, WorkerInfo
+from rollart.types.placement import NOTHING, Needs
 
 
 class Listener(Protocol):
     """Observer of workers. Always called on the controller's event loop, never from inside a Runtime call."""
+
+    def waits(self, worker: WorkerId, why: str) -> None:
+        """No node has room for the worker; it is placed as soon as one has. Again when the reason changes.
+
+        Only from runtimes with several nodes, and before `placed`.
+        """
+        ...
+
+    def placed(self, worker: WorkerId, node: str, why: str) -> None:
+        """The worker starts on this node; `why` says why it is not of the preferred kind. Once, before `joined`.
+
+        Only from runtimes with several nodes.
+        """
+        ...
+
+    def leaves(self, worker: WorkerId, why: str) -> None:
+        """The worker should leave its node, because it drains or a better one has room: finish its work and `stop` it.
+
+        Once per worker. Only from runtimes with several nodes, and between `placed` and `died`.
+        """
+        ...
 
     def joined(self, worker: WorkerId, info: WorkerInfo) -> None:
         """The worker is built and accepts commands. The first call for a worker, unless it dies before."""
@@ -43,9 +65,18 @@ class Runtime(Protocol):
         ...
 
     def spawn(
-        self, worker: WorkerId, role: Role, factory: str, settings: Mapping[str, Any], *, python: str = ""
+        self,
+        worker: WorkerId,
+        role: Role,
+        factory: str,
+        settings: Mapping[str, Any],
+        *,
+        python: str = "",
+        needs: Needs = NOTHING,
     ) -> None:
         """Start a worker; `joined` or `died` follows, the latter also for a bad factory path.
+
+        `needs` is what it reserves of its node; a runtime without nodes to choose from reserves nothing.
 
         The id must be new: a used one raises `InvariantBroken`. `python` is the path of the interpreter to run it
         with, by default the controller's; a runtime whose workers are not processes raises `RequestError`.

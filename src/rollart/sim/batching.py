@@ -10,6 +10,9 @@ one side of the roofline binds. Prefill has priority: while any prefill work is 
 
 Interrupting a stretch neither loses nor gains work: whole steps count as tokens, and the time spent in the interrupted
 step is credited to the next stretch.
+
+A request's share of the steps is the difference of two readings of one meter, `share_s`, which grows with every step
+by its seconds divided by its batch: no loop over requests here either.
 """
 
 import math
@@ -34,7 +37,10 @@ class Request:
 
     __slots__ = (
         "cached",
+        "computed",
+        "computed_s",
         "context",
+        "counted",
         "end",
         "ended",
         "finish",
@@ -48,7 +54,11 @@ class Request:
         "runs",
         "session",
         "session_id",
+        "share_s",
+        "share_steps",
+        "task",
         "work_left_s",
+        "work_s",
         "work_tokens",
     )
 
@@ -56,6 +66,7 @@ class Request:
         # The message itself is not kept: requests in flight are most of a large simulation's memory.
         self.id: RequestId = add.request
         self.session_id: TrajectoryId = add.session
+        self.task: str = add.task
         self.prefix = add.prefix_length
         self.context = context
         self.length = length
@@ -68,7 +79,14 @@ class Request:
         # Prefill work: `work_tokens` to compute after `held` tokens with KV, and the seconds of it that are left.
         self.held = 0
         self.work_tokens = 0
+        self.work_s = 0.0
         self.work_left_s = 0.0
+        # Work not accounted for yet: prefill, and decoding since these readings of the meters of the batch.
+        self.computed = 0
+        self.computed_s = 0.0
+        self.counted = 0
+        self.share_s = 0.0
+        self.share_steps = 0.0
         # Sampled but not reported yet: closed runs, and an open one from token `run_from` on.
         self.reported = 0
         self.run_from = 0
@@ -81,6 +99,11 @@ class Request:
 
     def sampled(self, clock: int) -> int:
         return self.length - self.end + clock
+
+    def drop_work(self) -> None:
+        """What is left of its prefill work will not be done."""
+        self.computed -= int(self.work_tokens * self.work_left_s / self.work_s)
+        self.computed_s -= self.work_left_s
 
     def close_run(self, clock: int, version: Version) -> None:
         """Record that the tokens sampled so far have `version`, because it is about to change."""
@@ -112,9 +135,11 @@ class Batch:
 
     __slots__ = (
         "_at",
+        "_decode_factor",
         "_decode_step_s",
         "_ends",
         "_kv_tokens",
+        "_prefill_factor",
         "_prefill_s",
         "_requests",
         "_spent_s",
@@ -125,6 +150,8 @@ class Batch:
         "clock",
         "end",
         "running",
+        "share_s",
+        "share_steps",
         "size",
     )
 
@@ -134,6 +161,11 @@ class Batch:
         self.end = math.inf
         """When the next request ends if nothing changes."""
         self.running = True
+        self.share_s = 0.0
+        """Seconds of steps so far, each divided by its batch."""
+        self.share_steps = 0.0
+        """The same with 1 for every step."""
+        self._prefill_factor = self._decode_factor = 1.0
         self._prefill_s = roofline.prefill_s
         self._decode_step_s = roofline.decode_step_s
         self._at = 0.0
@@ -158,8 +190,14 @@ class Batch:
     def find(self, id: RequestId) -> Request | None:
         return next((request for request in self._requests if request.id == id), None)
 
+    def slow(self, prefill: float, decode: float) -> None:
+        """From here on, prompts and steps take this many times as long; prompts that were begun do not. Settle before,
+        plan after."""
+        self._prefill_factor, self._decode_factor = prefill, decode
+
     def join(self, request: Request, held: int) -> None:
         """Start a request; KV of the first `held` tokens of its context exists."""
+        request.share_s, request.share_steps = self.share_s, self.share_steps
         self._assign(request, request.context - held, held)
         request.end = end = self.clock + request.length
         place = bisect_left(self._ends, -end)
@@ -185,8 +223,9 @@ class Batch:
         for request in self.requests():
             whole = request.context + request.sampled(self.clock)
             if request.work_left_s > 0.0:
-                share = 1.0 - request.work_left_s / self._prefill_s(request.work_tokens, request.held)
+                share = 1.0 - request.work_left_s / request.work_s
                 request.recomputed += request.held + int(request.work_tokens * share)
+                request.drop_work()
             else:
                 request.recomputed += whole
             self._assign(request, whole, 0)
@@ -208,6 +247,7 @@ class Batch:
         self._spent_s = spent_s if spent_s > 0.0 else 0.0
         self.clock += steps
         self._kv_tokens += steps * self.size
+        self._share(steps)
 
     def clock_at(self, now: float) -> int:
         """The clock at `now`, which is before `end`; no side effects."""
@@ -223,6 +263,7 @@ class Batch:
             self._work_done()
         self.clock += self._steps
         self._kv_tokens += self._steps * self.size
+        self._share(self._steps)
         self._spent_s = 0.0
         ends, clock = self._ends, self.clock
         done: list[Request] = []
@@ -240,7 +281,8 @@ class Batch:
             self.end = math.inf
             return
         self._steps = steps = -self._ends[-1] - self.clock
-        self._step_s = step_s = self._decode_step_s(self.size, self._kv_tokens + 0.5 * (steps - 1) * self.size)
+        kv_tokens = self._kv_tokens + 0.5 * (steps - 1) * self.size
+        self._step_s = step_s = self._decode_factor * self._decode_step_s(self.size, kv_tokens)
         left_s = steps * step_s - self._spent_s
         self.end = self._at + self._work_s + (left_s if left_s > 0.0 else 0.0)
 
@@ -252,7 +294,9 @@ class Batch:
     def _assign(self, request: Request, tokens: int, held: int) -> None:
         request.held = held
         request.work_tokens = tokens
-        request.work_left_s = work_s = self._prefill_s(tokens, held)
+        request.work_s = request.work_left_s = work_s = self._prefill_factor * self._prefill_s(tokens, held)
+        request.computed += tokens
+        request.computed_s += work_s
         self._work.append(request)
         self._work_s += work_s
 
@@ -276,6 +320,10 @@ class Batch:
             request.work_left_s = 0.0
         self._work.clear()
         self._work_s = 0.0
+
+    def _share(self, steps: int) -> None:
+        self.share_s += steps * self._step_s / self.size
+        self.share_steps += steps / self.size
 
     def _shrink(self, count: int) -> None:
         self.size -= count

@@ -133,6 +133,12 @@ def _parts(
         factory, settings = with_faults(spec.name, spec.factory, spec.settings, world.faults, injections, world.seed)
         workers.append(dataclasses.replace(spec, factory=factory, settings=settings))
     runtime = VirtualRuntime() if world.link is None else LossyRuntime(world.link, injections)
+
+    def drain(target: str) -> None:
+        injections.rows[33] += runtime.drain(target)
+
+    for at_s, target in world.drains:
+        asyncio.get_running_loop().call_at(at_s, drain, target)
     return dataclasses.replace(plain, runtime=runtime, workers=workers)
 
 

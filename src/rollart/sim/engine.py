@@ -5,7 +5,8 @@ queued). Each token is reported once, in `Progress` or `TurnDone`, with the vers
 `batching` computes when requests end, `kvcache` what KV is held and which requests fit; this module implements the
 protocol and tracks versions.
 
-The tokens a turn computed are `prefilled + recomputed` of its `usage`.
+The tokens a turn computed are `prefilled + recomputed` of its `usage`. Reports say what the work of each task took
+(`TaskWork`): of running requests, what they have decoded, and their prefill once it is done.
 """
 
 import math
@@ -13,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rollart.config.injection import Slowdown
 from rollart.ports.weights import WeightStore
 from rollart.ports.worker import Advance
 from rollart.sim.batching import NO_TOKENS, Batch, Request
@@ -37,6 +39,7 @@ from rollart.types.messages import (
     Staged,
     StageFailed,
     Suspend,
+    TaskWork,
     TurnDone,
     TurnUsage,
     Update,
@@ -51,6 +54,27 @@ _PREFIX = 0x7072656669780000
 """Stream of prefix-cache hits, separate from those of the workload."""
 
 
+class _Work:
+    """Work for one task since the last report."""
+
+    __slots__ = ("decode_s", "decode_steps", "decode_tokens", "prefill_s", "prefill_tokens", "turns")
+
+    def __init__(self) -> None:
+        self.turns = self.prefill_tokens = self.decode_tokens = 0
+        self.prefill_s = self.decode_s = self.decode_steps = 0.0
+
+    def taken(self, task: str) -> TaskWork:
+        return TaskWork(
+            task,
+            self.turns,
+            self.prefill_tokens,
+            self.prefill_s,
+            self.decode_tokens,
+            self.decode_s,
+            self.decode_steps,
+        )
+
+
 class SimEngine:
     """One replica. Settings:
 
@@ -61,6 +85,8 @@ class SimEngine:
     kv_on_update: KvOnUpdate | str                   `recompute` (the default) or `keep`
     progress_interval_s: float                       5 by default
     prefix_hit: float                                share of turns that find their session's prefix; 1 by default
+    inject: Slowdowns                                slows the hardware, from the first call on; none by default
+    measure: bool                                    report work by task; False by default
     """
 
     __slots__ = (
@@ -68,6 +94,7 @@ class SimEngine:
         "_cache",
         "_commands",
         "_max_context",
+        "_measure",
         "_newest",
         "_now",
         "_prefix_hit",
@@ -79,11 +106,15 @@ class SimEngine:
         "_recompute",
         "_reported_clock",
         "_slots",
+        "_slowdowns",
+        "_speed_at",
         "_staged",
         "_staging",
         "_store",
         "_suspended",
         "_version",
+        "_work",
+        "_work_at",
         "_workloads",
     )
 
@@ -102,7 +133,17 @@ class SimEngine:
         self._store: WeightStore = settings["store"]
         self._pull_gb_s: float = settings["pull_gb_s"]
 
+        slowdowns = sorted(settings.get("inject", ()), key=lambda slowdown: slowdown.from_s)
+        self._slowdowns: deque[tuple[float, Slowdown]] = deque((each.from_s, each) for each in slowdowns)
+        """With their times; those are relative to the first call until it comes."""
+        self._speed_at = -math.inf if slowdowns else math.inf
+        """When the engine changes its speed next; -inf until the first call."""
+
         self._now = 0.0
+        self._measure: bool = settings.get("measure", False)
+        self._work: dict[str, _Work] = {}
+        self._work_at = 0.0
+        """When it was reported last."""
         self._commands: list[WorkerCommand] = []
         self._suspended = False
         self._progress_at = math.inf
@@ -136,10 +177,15 @@ class SimEngine:
         self._now = now
         events: list[WorkerEvent] = []
         batch = self._batch
+        if self._speed_at == -math.inf:
+            self._slowdowns = deque((now + after_s, slowdown) for after_s, slowdown in self._slowdowns)
+            self._speed_at = self._slowdowns[0][0]
         # In order of time, even if the call comes late: what is due may change what follows.
         while (due := self._next_due()) <= now:
             if due == batch.end:
                 self._complete(events)
+            elif due == self._speed_at:
+                self._change_speed(due)
             elif self._staging and due == self._staging[0][0]:
                 self._stage_ended(events)
             else:
@@ -164,6 +210,8 @@ class SimEngine:
         due = self._batch.end
         if self._progress_at < due:
             due = self._progress_at
+        if self._speed_at < due:
+            due = self._speed_at
         if self._staging and self._staging[0][0] < due:
             due = self._staging[0][0]
         return due
@@ -304,12 +352,17 @@ class SimEngine:
                 need = request.need
                 self._cache.keep(request.session, need, need)
             self._done(request, request.length, request.finish, events)
+        if self._measure and now >= self._work_at + self._progress_interval_s:
+            # An engine that is often idle is rarely busy when a report is due.
+            events.append(Progress((), 0, work=self._take_work(now)))
         if self._queue:
             self._admit(events)
         self._batch.plan()
         self._arm_progress(now)
 
     def _done(self, request: Request, sampled: int, finish: FinishReason, events: list[WorkerEvent]) -> None:
+        if self._measure:
+            self._account(request, sampled, ended=finish is not FinishReason.ABORTED)
         usage = TurnUsage(request.context - request.prefix, request.cached, request.recomputed)
         events.append(TurnDone(request.id, request.take(sampled, self._serving()), finish, usage))
 
@@ -325,14 +378,50 @@ class SimEngine:
     def _report(self, now: float, events: list[WorkerEvent]) -> None:
         clock = self._batch.clock_at(now)
         version = self._serving()
+        requests = self._batch.requests()
+        if self._measure:
+            settled = self._batch.clock
+            for request in requests:
+                self._account(request, request.sampled(settled))
         parts = tuple(
             (request.id, request.take(sampled, version))
-            for request in self._batch.requests()
+            for request in requests
             if (sampled := request.sampled(clock)) > request.reported
         )
-        events.append(Progress(parts, clock - self._reported_clock))
+        events.append(Progress(parts, clock - self._reported_clock, work=self._take_work(now)))
         self._reported_clock = clock
         self._progress_at = now + self._progress_interval_s
+
+    def _take_work(self, now: float) -> tuple[TaskWork, ...]:
+        work = tuple(done.taken(task) for task, done in self._work.items())
+        self._work.clear()
+        self._work_at = now
+        return work
+
+    def _account(self, request: Request, sampled: int, *, ended: bool = False) -> None:
+        """Add what a request has cost since the last time to the work of its task."""
+        work = self._work.get(request.task)
+        if work is None:
+            work = self._work[request.task] = _Work()
+        batch = self._batch
+        work.turns += ended
+        work.decode_tokens += sampled - request.counted
+        work.decode_s += batch.share_s - request.share_s
+        work.decode_steps += batch.share_steps - request.share_steps
+        request.counted, request.share_s, request.share_steps = sampled, batch.share_s, batch.share_steps
+        if request.ended or request.work_left_s <= 0.0:
+            if request.work_left_s > 0.0:
+                request.drop_work()
+            work.prefill_tokens += request.computed
+            work.prefill_s += request.computed_s
+            request.computed, request.computed_s = 0, 0.0
+
+    def _change_speed(self, now: float) -> None:
+        _, slowdown = self._slowdowns.popleft()
+        self._speed_at = self._slowdowns[0][0] if self._slowdowns else math.inf
+        self._batch.settle(now)
+        self._batch.slow(slowdown.prefill, slowdown.decode)
+        self._batch.plan()
 
     # --- versions ---------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ Neither the inner worker nor the control plane knows of it.
     20–21  a sync is cut halfway, a tensor is damaged
     22–23  the trainer, the controller, restart from a checkpoint
     24     the link loses, duplicates and delays packets (`sim.lossy`)
+    33     nodes drain (`fuzz.Drain`)
 """
 
 import heapq
@@ -257,7 +258,8 @@ class FaultyWorker:
             if fault.kind == "double":
                 out.append(event)
             elif fault.kind == "nonsense" and isinstance(event, Scored):
-                event = msgspec.structs.replace(event, value=(math.nan, math.inf, "ten")[self._tick() % 3])
+                nonsense: Any = (math.nan, math.inf, "ten")[self._tick() % 3]
+                event = msgspec.structs.replace(event, values=(nonsense, *event.values[1:]))
             elif fault.kind == "limit" and isinstance(event, Observed):
                 event = self._out_of_memory(event)
         out.append(event)

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from rollart.config.algorithm import AdvantageKind
 from rollart.config.modes import Mode
+from rollart.config.schema import ANY, AUTO
+from rollart.control.pipeline import MAX_FAILED_SAVES
 from rollart.sim.draws import mix, stable_int, uniform
 from rollart.sim.faults import Fault
 from rollart.sim.lossy import LinkFaults
@@ -20,6 +22,13 @@ PATIENT_S = 600.0
 """Share deadline of a task that has the time to fill in for others."""
 
 
+class Drain(NamedTuple):
+    """Row 33: at this time the nodes of all workers whose ids begin with `target` drain."""
+
+    at_s: float
+    target: str
+
+
 class World(NamedTuple):
     """One world: a scenario as tables, and its faults."""
 
@@ -28,6 +37,7 @@ class World(NamedTuple):
     faults: tuple[Fault, ...] = ()
     link: LinkFaults | None = None
     controller_dies_at_s: tuple[float, ...] = ()
+    drains: tuple[Drain, ...] = ()
 
     @property
     def fatal(self) -> bool:
@@ -69,6 +79,7 @@ def make_world(seed: int, mode: Mode | None = None) -> World:
     tables = _tables(dice, mode or drawn, seed) | {"algorithm": _algorithm(_Dice(mix(seed, stable_int("algorithm"))))}
     _congest(_Dice(mix(seed, stable_int("congestion"))), tables)
     _straggle(_Dice(mix(seed, stable_int("stragglers"))), tables)
+    _find_hardware(_Dice(mix(seed, stable_int("affinity"))), tables)
     if dice.chance(0.02):
         return _fatal_world(seed, tables)
     tasks, pools = list(tables["tasks"]), list(tables["pools"])
@@ -86,7 +97,61 @@ def make_world(seed: int, mode: Mode | None = None) -> World:
     if len(tasks) > 1 and dice.chance(0.4):
         # One task that often misses its share deadline, so that others fill in. The rest are patient enough to do so.
         tables["tasks"][dice.one_of(*tasks)]["share_deadline_s"] = dice.real(0.5, 20.0)
-    return World(seed, tables, tuple(faults), link, deaths)
+    if "affinity" in tables:
+        faults += _lost_pool(_Dice(mix(seed, stable_int("lost pool"))), pools, tables)
+    drains = _drains(_Dice(mix(seed, stable_int("drains"))), tasks, pools, tables)
+    faults += _rewards(_Dice(mix(seed, stable_int("rewards"))), tables)
+    return World(seed, tables, tuple(faults), link, deaths, drains)
+
+
+def _drains(dice: _Dice, tasks: list[str], pools: list[str], tables: dict[str, Any]) -> tuple[Drain, ...]:
+    """In some worlds nodes drain: those of one worker, of a pool, of a role, or all of them. Own dice again."""
+    if not dice.chance(0.25):
+        return ()
+    tables["deadlines"]["drain_s"] = dice.one_of(1.0, 10.0, 60.0)
+    targets = [*(f"engine/{pool}/" for pool in pools), *(f"environment/{task}/" for task in tasks)]
+    targets += ["engine/fast/0", "engine/", "environment/", "reward/", "trainer/", ""]
+    return tuple(Drain(dice.real(0.0, 40.0), dice.one_of(*targets)) for _ in range(dice.whole(1, 3)))
+
+
+def _rewards(dice: _Dice, tables: dict[str, Any]) -> list[Fault]:
+    """In some worlds tasks have several rewards, or some that see the group; then rewards may fail more. Own dice
+    again."""
+    if not dice.chance(0.3):
+        return []
+    chosen = [name for name in tables["tasks"] if dice.chance(0.7)]
+    for name, task in tables["tasks"].items():
+        if name in chosen:
+            rewards = [_reward(dice, f"reward{index}") for index in range(dice.whole(1, 3))]
+            # One counts in full and has no default. The others never cancel it, or all rewards of a group were equal.
+            rewards[0] = {"name": "reward0"}
+            profile = tables["sim"]["tasks"][name]
+            task["rewards"] = rewards
+            profile["group_rewards"] = [reward["name"] for reward in rewards if dice.chance(0.5)]
+            profile["part_rewards"] = [reward["name"] for reward in rewards if dice.chance(0.2)]
+    if not chosen or dice.chance(0.5):
+        return []
+    many = dice.whole(5, 40)
+    return [
+        dice.one_of(
+            Fault(12, "hang", "reward/", on="ScoreRequest", share=dice.real(0.02, 0.2), limit=many, incarnations=10),
+            Fault(13, "fail", "reward/", on="ScoreRequest", share=dice.real(0.1, 0.6), limit=many, incarnations=10),
+            Fault(13, "double", "reward/", on="Scored", share=dice.real(0.1, 0.6), limit=many, incarnations=10),
+            Fault(14, "nonsense", "reward/", on="Scored", share=dice.real(0.1, 0.4), limit=many, incarnations=10),
+            Fault(13, "kill", "reward/", on="ScoreRequest", skip=many),
+        )
+    ]
+
+
+def _reward(dice: _Dice, name: str) -> dict[str, Any]:
+    reward: dict[str, Any] = {"name": name}
+    if dice.chance(0.5):
+        reward["weight"] = dice.one_of(0.0, 0.25, -0.25)
+    if dice.chance(0.4):
+        reward["default"] = dice.one_of(0.0, 0.5)
+    if dice.chance(0.3):
+        reward["deadline_s"] = dice.real(2.0, 15.0)
+    return reward
 
 
 def _fatal_world(seed: int, tables: dict[str, Any]) -> World:
@@ -189,10 +254,32 @@ def _straggle(dice: _Dice, tables: dict[str, Any]) -> None:
             tables["sim"]["tasks"][name]["step_s"].update(tail_share=dice.real(0.005, 0.05), tail=tail_s)
 
 
+def _find_hardware(dice: _Dice, tables: dict[str, Any]) -> None:
+    """In some worlds tasks find their hardware class by measurement, and pools change their speed. Own dice again."""
+    if not dice.chance(0.25):
+        return
+    tables["steps"] += dice.whole(2, 6)
+    for task in tables["tasks"].values():
+        if dice.chance(0.8):
+            task["hardware"] = AUTO
+    tables["affinity"] = {
+        "explore": dice.one_of(0.0, 0.03, 0.2),
+        "min_gain": dice.real(0.02, 0.2),
+        "confirm_s": dice.real(0.4, 6.0),
+        "hold_s": dice.real(2.0, 20.0),
+    }
+    for pool in tables["pools"].values():
+        if dice.chance(0.7):
+            pool["inject"] = [
+                {"prefill": dice.real(1.0, 6.0), "decode": dice.real(1.0, 6.0), "from_s": dice.real(0.0, 40.0)}
+                for _ in range(dice.whole(1, 3))
+            ]
+
+
 def _task(dice: _Dice, share: int, *, crowd: bool) -> dict[str, Any]:
     return {
         "share": share,
-        "hardware": dice.one_of("fast", "wide", None),
+        "hardware": dice.one_of("fast", "wide", ANY),
         "environments": 1000 if crowd else dice.whole(4, 24),
         "environments_per_worker": 250 if crowd else dice.whole(4, 12),
         "max_turns": dice.whole(3, 8),
@@ -248,7 +335,13 @@ def _faults(dice: _Dice, tasks: list[str], pools: list[str], tables: dict[str, A
         # A slow sync can be cut, and lets engines of two versions serve concurrently.
         slow = dice.real(0.2, 4.0)
         chosen.append(Fault(20, "late", "engine/", on="Updated", for_s=slow, limit=10_000, incarnations=100))
-    return chosen
+    return _disk_gets_free(chosen)
+
+
+def _disk_gets_free(chosen: list[Fault]) -> list[Fault]:
+    """Without the faults that would keep the disk full for as many saves in a row as stop a run."""
+    full = [number for number, fault in enumerate(chosen) if fault.kind == "full_disk"]
+    return [fault for number, fault in enumerate(chosen) if number not in full[MAX_FAILED_SAVES - 1 :]]
 
 
 def _cut_rolling_update(dice: _Dice, pools: list[str], tables: dict[str, Any]) -> list[Fault]:
@@ -265,6 +358,17 @@ def _cut_rolling_update(dice: _Dice, pools: list[str], tables: dict[str, Any]) -
     return [
         Fault(20, "kill", victim, on="Updated", skip=1, for_s=after_s, incarnations=10),
         Fault(20, "late", "engine/", on="Updated", for_s=slow, skip=first_ones, limit=10_000, incarnations=100),
+    ]
+
+
+def _lost_pool(dice: _Dice, pools: list[str], tables: dict[str, Any]) -> list[Fault]:
+    """In some worlds all engines of the second pool are gone for a while. Own dice again."""
+    if not dice.chance(0.4):
+        return []
+    count, target = tables["pools"][pools[1]]["engines"], f"engine/{pools[1]}/"
+    return [
+        Fault(2, "kill", target, at_s=dice.real(2.0, 20.0), limit=count),
+        Fault(5, "absent", target, once_struck=2, limit=dice.whole(count, 4 * count), incarnations=10),
     ]
 
 

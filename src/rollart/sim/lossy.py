@@ -16,6 +16,7 @@ from rollart.sim.runtime import VirtualRuntime
 from rollart.types.errors import InvariantBroken, RuntimeLost
 from rollart.types.ids import WorkerId
 from rollart.types.messages import Role, WorkerCommand, WorkerEvent, WorkerInfo
+from rollart.types.placement import NOTHING, Needs
 
 ROW = 24
 
@@ -58,9 +59,16 @@ class LossyRuntime:
         self._inner.listen(self)
 
     def spawn(
-        self, worker: WorkerId, role: Role, factory: str, settings: Mapping[str, Any], *, python: str = ""
+        self,
+        worker: WorkerId,
+        role: Role,
+        factory: str,
+        settings: Mapping[str, Any],
+        *,
+        python: str = "",
+        needs: Needs = NOTHING,
     ) -> None:
-        self._inner.spawn(worker, role, factory, settings, python=python)
+        self._inner.spawn(worker, role, factory, settings, python=python, needs=needs)
         self._links[worker] = _Link(worker, self._faults, self._loop.time())
 
     def post(self, worker: WorkerId, commands: Sequence[WorkerCommand]) -> None:
@@ -73,12 +81,24 @@ class LossyRuntime:
         self._drop(worker)
         self._inner.stop(worker)
 
+    def drain(self, target: str) -> int:
+        return self._inner.drain(target)
+
     async def close(self) -> None:
         for worker in list(self._links):
             self._drop(worker)
         await self._inner.close()
 
     # Listener of the inner runtime.
+
+    def waits(self, worker: WorkerId, why: str) -> None:
+        self._tell().waits(worker, why)
+
+    def placed(self, worker: WorkerId, node: str, why: str) -> None:
+        self._tell().placed(worker, node, why)
+
+    def leaves(self, worker: WorkerId, why: str) -> None:
+        self._tell().leaves(worker, why)
 
     def joined(self, worker: WorkerId, info: WorkerInfo) -> None:
         self._tell().joined(worker, info)

@@ -1,7 +1,8 @@
 """Simulated reward functions: fixed slots on a dedicated machine, or serverless functions that scale to zero.
 
-Every `ScoreRequest` is answered by one `Scored`, whose value is the sum of the turn rewards. A duplicate request is
-ignored while the first is pending, and answered again afterwards.
+Every `ScoreRequest` is answered by one `Scored`. The value of an episode is the sum of its turn rewards; a reward that
+sees the group gives what that is above the mean of the group, and one with parts gives half of it as each of two. A
+duplicate request is ignored while the first is pending, and answered again afterwards.
 """
 
 import heapq
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollart.ports.worker import Advance
-from rollart.sim.workload import shared_workloads
+from rollart.sim.workload import TaskProfile, shared_workloads
 from rollart.types.errors import InvariantBroken
 from rollart.types.messages import RewardInfo, Scored, ScoreFailed, ScoreRequest, WorkerCommand, WorkerEvent
 
@@ -84,9 +85,10 @@ class SimReward:
                     self._warm_at = now + self._cold_start_s
                 self._last_used = now
                 begin = max(now, self._warm_at)
-            latency_s = self._workloads[score.task].reward_s(score.prompt.seed, len(score.turn_rewards))
+            workload, first = self._workloads[score.task], score.episodes[0]
+            latency_s = workload.reward_s(first.seed, len(first.turn_rewards))
             self._asked += 1
-            answer = Scored(score.key, float(sum(score.turn_rewards)))
+            answer = _answer(score, workload.profile)
             heapq.heappush(self._due, (begin + latency_s, self._asked, answer))
 
     def _give(self, now: float, events: list[WorkerEvent]) -> None:
@@ -97,3 +99,12 @@ class SimReward:
             events.append(answer)
             # A queued call starts when a slot becomes free, even if this call of `advance` comes late.
             self._start(at)
+
+
+def _answer(score: ScoreRequest, profile: TaskProfile) -> Scored:
+    values = [float(sum(episode.turn_rewards)) for episode in score.episodes]
+    if score.reward in profile.group_rewards:
+        mean = sum(values) / len(values)
+        values = [value - mean for value in values]
+    parts = [{"one": value / 2, "other": value / 2} for value in values] if score.reward in profile.part_rewards else []
+    return Scored(score.key, tuple(values), tuple(parts))

@@ -11,6 +11,7 @@ from rollart.control.pipeline import Parts, run_pipeline
 from rollart.control.rewards import POOL as REWARD
 from rollart.control.trainer import POOL as TRAINER
 from rollart.observe.journal import MemoryJournal
+from rollart.policy.rewards import reward_plans
 from rollart.ports.prompts import PromptSource
 from rollart.ports.sink import EventSink
 from rollart.sim.checkpoints import SimCheckpoints
@@ -77,6 +78,9 @@ def parts(scenario: Scenario, journal: EventSink, checkpoints: SimCheckpoints | 
         ],
         prompts=_prompts(scenario, held_out=False),
         eval_prompts=_prompts(scenario, held_out=True),
+        rewards=reward_plans(
+            scenario.config, lambda task, reward: reward.label in scenario.world.tasks[task].group_rewards
+        ),
     )
 
 
@@ -97,6 +101,8 @@ def _engines(scenario: Scenario, store: SimStore) -> list[WorkerSpec]:
             "tasks": world.tasks,
             "seed": config.seed,
             "store": store,
+            "inject": pool.inject,
+            "measure": bool(config.automatic_tasks()),
             **dict(world.engine),
         }
         specs += [

@@ -17,6 +17,7 @@ from rollart.sim.loop import Alarm, VirtualLoop
 from rollart.types.errors import InvariantBroken, RequestError
 from rollart.types.ids import WorkerId
 from rollart.types.messages import Role, WorkerCommand
+from rollart.types.placement import NOTHING, Needs
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ class VirtualRuntime:
         settings: Mapping[str, Any],
         *,
         python: str = "",
+        needs: Needs = NOTHING,  # noqa: ARG002 - nothing is reserved
     ) -> None:
         if python:
             raise RequestError(f"worker {worker} cannot run with {python}: in virtual time there are no processes")
@@ -101,6 +103,13 @@ class VirtualRuntime:
         hosted = self._hosted.pop(worker, None)
         if hosted is not None:
             self._release(hosted)
+
+    def drain(self, target: str) -> int:
+        """The nodes of all workers whose ids begin with `target` drain; returns their number."""
+        drained = [worker for worker in self._hosted if worker.startswith(target)]
+        for worker in drained:
+            self._tell().leaves(worker, "its node drains")
+        return len(drained)
 
     async def close(self) -> None:
         for worker in list(self._hosted):

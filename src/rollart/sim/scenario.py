@@ -102,9 +102,17 @@ class Scenario(Strict):
                     f"{settings.max_context} tokens do not fit an engine's {self.world.engine.max_context}; "
                     "lower it or raise sim.engine.max_context",
                 )
-        for task in self.world.tasks:
+        for task, profile in self.world.tasks.items():
             if task not in self.config.tasks:
                 raise ConfigError(f"sim.tasks.{task}", f"no such task{did_you_mean(task, self.config.tasks)}")
+            rewards = [reward.label for reward in self.config.tasks[task].all_rewards]
+            for key in ("group_rewards", "part_rewards"):
+                for name in getattr(profile, key):
+                    if name not in rewards:
+                        raise ConfigError(
+                            f"sim.tasks.{task}.{key}",
+                            f"there is no reward {name!r}{did_you_mean(name, rewards)}; it has {', '.join(rewards)}",
+                        )
 
 
 def scenario_names() -> list[str]:

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from rollart.config.schema import ANY
 from rollart.sim.faults import Fault
-from rollart.sim.fuzz import PATIENT_S, World, one_task_is_patient
+from rollart.sim.fuzz import PATIENT_S, Drain, World, one_task_is_patient
 from rollart.sim.scenario import parse_scenario
 from rollart.types.errors import ConfigError
 
@@ -52,6 +53,7 @@ def _possible(world: World) -> bool:
 def _changes(world: World) -> Iterator[Change]:
     """Changes that leave one thing out, the big things first."""
     yield lambda world: world._replace(link=None)
+    yield from (partial(_without_drain, drain) for drain in world.drains)
     yield from (partial(_without_death, death) for death in world.controller_dies_at_s)
     yield from (partial(_without_fault, fault) for fault in world.faults)
     yield from (partial(_edited, edit) for edit in _edits(world.tables))
@@ -59,6 +61,10 @@ def _changes(world: World) -> Iterator[Change]:
 
 def _without_death(at_s: float, world: World) -> World:
     return world._replace(controller_dies_at_s=tuple(other for other in world.controller_dies_at_s if other != at_s))
+
+
+def _without_drain(drain: Drain, world: World) -> World:
+    return world._replace(drains=tuple(other for other in world.drains if other is not drain))
 
 
 def _without_fault(fault: Fault, world: World) -> World:
@@ -81,6 +87,7 @@ def _edits(tables: Tables) -> Iterator[Edit]:
     yield lambda tables: tables["batch"].update(min_group_size=None)
     yield from (partial(_at_most_steps, steps) for steps in range(1, tables["steps"]))
     yield from (partial(_one_engine, pool) for pool in tables["pools"])
+    yield from (partial(_steady, pool) for pool in tables["pools"])
     yield _fit_batch
     for task in tables["tasks"]:
         yield from (partial(_edit_task, edit, task) for edit in _TASK_EDITS)
@@ -92,6 +99,11 @@ def _at_most_steps(steps: int, tables: Tables) -> None:
 
 def _one_engine(pool: str, tables: Tables) -> None:
     tables["pools"][pool]["engines"] = 1
+
+
+def _steady(pool: str, tables: Tables) -> None:
+    """The pool keeps its speed."""
+    tables["pools"][pool].pop("inject", None)
 
 
 def _remove_task(task: str, tables: Tables) -> None:
@@ -126,7 +138,7 @@ def _usual_bounds(tables: Tables, task: str) -> None:
 
 
 def _anywhere(tables: Tables, task: str) -> None:
-    tables["tasks"][task]["hardware"] = None
+    tables["tasks"][task]["hardware"] = ANY
 
 
 def _patient(tables: Tables, task: str) -> None:
@@ -141,4 +153,10 @@ def _constant_workload(tables: Tables, task: str) -> None:
             workload[name] = drawn["median"] if "median" in drawn else (drawn["low"] + drawn["high"]) / 2
 
 
-_TASK_EDITS = (_share_of_one, _no_failures, _usual_bounds, _anywhere, _patient, _constant_workload)
+def _plain_reward(tables: Tables, task: str) -> None:
+    tables["tasks"][task].pop("rewards", None)
+    for key in ("group_rewards", "part_rewards"):
+        tables["sim"]["tasks"][task].pop(key, None)
+
+
+_TASK_EDITS = (_plain_reward, _share_of_one, _no_failures, _usual_bounds, _anywhere, _patient, _constant_workload)

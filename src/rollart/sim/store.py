@@ -4,7 +4,7 @@ Nominal sizes (`Manifest.bucket_bytes`) determine transfer times; only a few byt
 the stored bytes and are checked at both ends, so corruption is detected as by a reader of a real store.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from rollart.types.errors import VersionMissing, WeightError
 from rollart.types.versions import Version
@@ -20,21 +20,21 @@ class SimStore:
         self._fence: Version | None = None
         """The newest version ever published; kept even if that version is dropped."""
 
-    def publish(self, manifest: Manifest, buckets: Sequence[bytes | memoryview]) -> None:
+    def publish(self, manifest: Manifest, buckets: Iterable[bytes | memoryview]) -> None:
         version = manifest.version
         if self._fence is not None and version <= self._fence:
             raise WeightError(
                 f"{version} is not newer than {self._fence}, the newest published: versions only grow. "
                 "Start the trainer in a new epoch."
             )
-        if not len(buckets) == len(manifest.digests) == len(manifest.bucket_bytes):
+        kept = [bytes(data) for data in buckets]
+        if not len(kept) == len(manifest.digests) == len(manifest.bucket_bytes):
             raise WeightError(
-                f"{version} has {len(buckets)} buckets, {len(manifest.digests)} digests and "
+                f"{version} has {len(kept)} buckets, {len(manifest.digests)} digests and "
                 f"{len(manifest.bucket_bytes)} sizes; the numbers must agree. Nothing was published."
             )
         if manifest.depends_on is not None and manifest.depends_on not in self._manifests:
             raise VersionMissing(f"{version} is an adapter on {manifest.depends_on}, which is not in the store")
-        kept = [bytes(data) for data in buckets]
         for index, data in enumerate(kept):
             verify_bucket(manifest, index, data)
         self._manifests[version] = manifest

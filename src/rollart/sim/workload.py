@@ -33,6 +33,10 @@ class TaskProfile(Strict):
     reset_s: Distribution = _constant(0.0)
     step_s: Distribution = _constant(0.0)
     reward_s: Distribution = _constant(0.0)
+    group_rewards: tuple[str, ...] = ()
+    """Names of its rewards whose functions see the whole group."""
+    part_rewards: tuple[str, ...] = ()
+    """Names of its rewards whose functions give named parts."""
     reset_failure: float = Field(default=0.0, ge=0, le=1)
     step_failure: float = Field(default=0.0, ge=0, le=1)
     """Per step."""

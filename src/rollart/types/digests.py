@@ -40,6 +40,15 @@ def bulk_digest(data: Data) -> str:
     return f"{_WRITTEN}:{_hex_digest(_WRITTEN, (data,))}"
 
 
+def bulk_digest_of(chunks: Iterable[Data]) -> str:
+    """Digest of bulk data that comes in chunks.
+
+    >>> bulk_digest_of([b"wei", b"ghts"]) == bulk_digest(b"weights")
+    True
+    """
+    return f"{_WRITTEN}:{_hex_digest(_WRITTEN, chunks)}"
+
+
 def matches(digest: str, chunks: Iterable[Data]) -> bool:
     """Whether these chunks, concatenated, have this digest of bulk data; raises `UnknownDigest`."""
     name, named, expected = digest.partition(":")

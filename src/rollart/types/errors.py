@@ -21,6 +21,12 @@
     │   ├── VersionMissing
     │   ├── DigestMismatch
     │   └── UnknownDigest
+    ├── FilesError             a folder of the run could not be stored, fetched or verified
+    │   ├── FolderMissing
+    │   └── FolderDamaged
+    ├── RankError              a rank of a Cluster raised an error
+    │   └── RankLost           …or its process is gone
+    ├── LinkError              a link between controller and worker was refused, or broke its protocol
     └── InvariantBroken        an invariant of the design is violated: a bug of ours, never swallowed
         └── NegativeStaleness
 
@@ -144,6 +150,37 @@ class DigestMismatch(WeightError):
 
 class UnknownDigest(WeightError):
     """A digest is of an algorithm that this version of rollart does not know."""
+
+
+class FilesError(RollartError):
+    """A folder of the run was not stored or fetched: what was there before is intact."""
+
+
+class FolderMissing(FilesError):
+    """No complete folder has that name."""
+
+
+class FolderDamaged(FilesError):
+    """The contents of a folder differ from what was stored."""
+
+
+class RankError(RollartError):
+    """A rank of a `Cluster` raised an error."""
+
+    def __init__(self, rank: int, node: str, cause: str) -> None:
+        super().__init__(rank, node, cause)
+        self.rank, self.node, self.cause = rank, node, cause
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (node {self.node}): {self.cause}"
+
+
+class RankLost(RankError):
+    """The process of a rank of a `Cluster` is gone."""
+
+
+class LinkError(RollartError):
+    """A link between controller and worker was refused, or broke its protocol. It is closed: the worker's death."""
 
 
 class InvariantBroken(RollartError):

@@ -10,9 +10,11 @@ from typing import Any
 
 import msgspec
 
+from rollart.types.affinity import AffinityCause, AffinityFigures, AffinityRules
 from rollart.types.failures import FailureKind, StopReason
 from rollart.types.ids import ClaimId, GroupId, PromptId, TrajectoryId, WorkerId
 from rollart.types.messages import Role
+from rollart.types.rewards import RewardRule
 from rollart.types.snapshot import RunState
 from rollart.types.trajectory import GroupOutcome, Outcome, Prompt, Purpose
 from rollart.types.versions import Version
@@ -49,6 +51,10 @@ class RunStarted(Event, frozen=True):
     """Maximum duration of a step, or of the start of a trainer (`policy.liveness`)."""
     rules: GroupRules | None = None
     """None in journals of before groups could be trained with fewer members, or more."""
+    affinity: AffinityRules | None = None
+    """None unless tasks find their hardware class by measurement."""
+    rewards: dict[str, tuple[RewardRule, ...]] = {}
+    """Rewards of the tasks that have several, a group reward, a weight or a default."""
 
 
 class RunEnded(Event, frozen=True):
@@ -67,6 +73,8 @@ class RunResumed(Event, frozen=True):
     alpha: int
     step_bound_s: float = math.inf
     rules: GroupRules | None = None
+    affinity: AffinityRules | None = None
+    rewards: dict[str, tuple[RewardRule, ...]] = {}
 
 
 class EpochStarted(Event, frozen=True):
@@ -118,8 +126,37 @@ class WorkerSpawned(Event, frozen=True):
     pool: str
 
 
+class WorkerWaits(Event, frozen=True):
+    """No node has room for a worker."""
+
+    worker: WorkerId
+    why: str
+
+
+class WorkerPlaced(Event, frozen=True):
+    """A worker starts on a node. `why`: why it is not of the preferred kind, such as `H800 missing`."""
+
+    worker: WorkerId
+    node: str
+    why: str = ""
+
+
 class WorkerJoined(Event, frozen=True):
     worker: WorkerId
+
+
+class WorkerLeaves(Event, frozen=True):
+    """A worker gets no new work and finishes what it has, because its node drains or a better one has room."""
+
+    worker: WorkerId
+    why: str
+
+
+class WorkerLeft(Event, frozen=True):
+    """A worker that was leaving is stopped. `unfinished`: it ran out of time."""
+
+    worker: WorkerId
+    unfinished: bool = False
 
 
 class WorkerDied(Event, frozen=True):
@@ -233,8 +270,34 @@ class TurnAborted(Event, frozen=True):
     sampled: int
 
 
+class RewardGiven(Event, frozen=True):
+    """One of several rewards: of one trajectory, or of all members of a group that were compared with each other.
+
+    Once per trajectory and name. Tasks with one plain reward have it only if that consists of named parts.
+    """
+
+    name: str
+    trajectories: tuple[TrajectoryId, ...]
+    values: tuple[float, ...]
+    parts: tuple[dict[str, float], ...] = ()
+    """Named parts of each value, if the function gives them."""
+    defaulted: bool = False
+    """The reward failed for good, and its values are the declared default."""
+
+
+class RewardFailed(Event, frozen=True):
+    """One of several rewards failed for good. The trajectories get its default, or end as `reward_failed`."""
+
+    name: str
+    trajectories: tuple[TrajectoryId, ...]
+    reason: str
+
+
 class RewardArrived(Event, frozen=True):
-    """The reward of a finished episode: once per trajectory, however often it was requested and answered."""
+    """The reward of a finished episode: once per trajectory, however often it was requested and answered.
+
+    With several rewards, their weighted sum.
+    """
 
     trajectory: TrajectoryId
     value: float
@@ -306,6 +369,27 @@ class RedundancyChanged(Event, frozen=True):
     """Share of its members that failed or were late."""
     short: float
     """Share of its groups that would be short of results without extra members."""
+
+
+class AffinityChanged(Event, frozen=True):
+    """Tasks were assigned to hardware classes by measurement; their next trajectories go there.
+
+    `score` is that of the assignment, `score_before` that of the best one without this decision; the same if there was
+    none. Both follow from `figures` (`types.affinity`).
+    """
+
+    cause: AffinityCause
+    assigned: dict[str, str]
+    """Every assigned task and its class, from here on."""
+    before: dict[str, str]
+    """The same, before."""
+    why: dict[str, str]
+    """A sentence for every task that changed."""
+    figures: AffinityFigures
+    score: float
+    score_before: float
+    since: float
+    """Time from which on the gain, or the loss of the class, has lasted."""
 
 
 class StepTrained(Event, frozen=True):
@@ -385,7 +469,11 @@ JournalEvent = (
     | EpochStarted
     | StallReported
     | WorkerSpawned
+    | WorkerWaits
+    | WorkerPlaced
     | WorkerJoined
+    | WorkerLeaves
+    | WorkerLeft
     | WorkerDied
     | Quarantined
     | VersionPublished
@@ -397,12 +485,15 @@ JournalEvent = (
     | Placed
     | TurnEnded
     | TurnAborted
+    | RewardGiven
+    | RewardFailed
     | RewardArrived
     | TrajectoryEnded
     | MembersLost
     | MemberReplaced
     | GroupEnded
     | RedundancyChanged
+    | AffinityChanged
     | BatchClaimed
     | StepTrained
     | ClaimReturned

@@ -155,6 +155,21 @@ class Refused(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
+class TaskWork(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Work of an engine for one task. The seconds of a step are divided among its tokens, of prompts and sampled."""
+
+    task: str
+    turns: int = 0
+    """Turns that ended by themselves."""
+    prefill_tokens: int = 0
+    """Tokens computed before one was sampled: prompts, and KV invalidated by an update."""
+    prefill_s: float = 0.0
+    decode_tokens: int = 0
+    decode_s: float = 0.0
+    decode_steps: float = 0.0
+    """Steps that decoding took up, where a token takes up 1/n of a step of n tokens: shows the size of batches."""
+
+
 class Progress(msgspec.Struct, frozen=True, gc=False):
     """Tokens sampled since the last report, so that a fail-over resumes at the token position.
 
@@ -168,6 +183,9 @@ class Progress(msgspec.Struct, frozen=True, gc=False):
     """Duration of its steps since the last report; 0 if the engine does not measure it."""
     recompute_s: float = 0.0
     """The part of it spent on KV invalidated by an update."""
+    work: tuple[TaskWork, ...] = ()
+    """Work of those steps by task; empty if the engine does not measure it. Per report and not per turn, so that it
+    costs the controller next to nothing."""
 
 
 class Staged(msgspec.Struct, frozen=True, gc=False):
@@ -251,7 +269,8 @@ class Observed(msgspec.Struct, frozen=True, gc=False):
 
     `new_sequence`: the agent rewrote its history; `observation` is the whole new context.
     `truncated`: ended by one of the agent's own limits, which counts as its result.
-    `artifact`: input of the reward function, should the episode end here.
+    `transcript`: a packed `types.transcript.Transcript` if the episode ends here and one is wanted; opaque to the
+    controller.
     `state`: key of the environment's current state (`types.trajectory.state_key`); empty = the observation's tokens
     identify it.
     """
@@ -263,7 +282,7 @@ class Observed(msgspec.Struct, frozen=True, gc=False):
     done: bool = False
     truncated: bool = False
     new_sequence: bool = False
-    artifact: bytes = b""
+    transcript: bytes = b""
     state: bytes = b""
 
 
@@ -292,21 +311,43 @@ class EnvironmentInfo(msgspec.Struct, frozen=True, gc=False):
 # --- reward ---------------------------------------------------------------------------------------------------------
 
 
+class EpisodeRecord(msgspec.Struct, frozen=True, gc=False):
+    """One finished episode, as a reward request carries it."""
+
+    trajectory: TrajectoryId
+    seed: int
+    """Seed of its prompt."""
+    turn_rewards: tuple[float, ...] = ()
+    truncated: bool = False
+    transcript: bytes = b""
+    """A packed `types.transcript.Transcript`; empty if the reward does not read it."""
+
+
 class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
-    """Compute the final reward of a trajectory. Stateless: the same key always means the same request."""
+    """Compute one reward: of one episode, or of all of a group at once.
+
+    Stateless: the same key always means the same request.
+    """
 
     key: str
-    trajectory: TrajectoryId
     task: str
-    prompt: Prompt
-    turn_rewards: tuple[float, ...]
-    artifact: bytes
-    truncated: bool
+    reward: str
+    """Name of the reward within its task."""
+    episodes: tuple[EpisodeRecord, ...]
+
+    @property
+    def route(self) -> str:
+        """What a reward worker has to offer to be asked (`RewardInfo.rewards`)."""
+        return f"{self.task}/{self.reward}"
 
 
 class Scored(msgspec.Struct, frozen=True, gc=False):
+    """One finite number per episode of the request, in its order."""
+
     key: str
-    value: float
+    values: tuple[float, ...]
+    parts: tuple[dict[str, float], ...] = ()
+    """Named parts of each value, which is their sum; empty if the function gives plain numbers."""
 
 
 class ScoreFailed(msgspec.Struct, frozen=True, gc=False):
@@ -327,8 +368,8 @@ class RewardInfo(msgspec.Struct, frozen=True, gc=False):
     """Maximum number of concurrent requests. The controller never exceeds it."""
     elastic: bool = False
     """Scales with the load, down to zero: never idle, so its `slots` do not count as capacity."""
-    tasks: tuple[str, ...] = ()
-    """Tasks that it can score; empty = all."""
+    rewards: tuple[str, ...] = ()
+    """Rewards that it can compute, as `TASK/REWARD`; empty = all."""
 
 
 # --- trainer --------------------------------------------------------------------------------------------------------
@@ -340,6 +381,13 @@ class Train(msgspec.Struct, frozen=True, gc=False):
     claim: ClaimId
     version: Version
     samples: tuple[TrainSample, ...]
+    batches: tuple[int, ...] = ()
+    """Number of the mini-batch of each sample, if these are the share of one rank (`types.rank_shares`)."""
+    minibatches: int = 0
+    """Number of mini-batches, if these are the share of one rank: the others get theirs directly. 0 = the whole batch.
+
+    Only where the runtime knows the ranks; it makes the shares.
+    """
 
 
 class Publish(msgspec.Struct, frozen=True, gc=False):

@@ -7,6 +7,7 @@ ever re-tokenised.
 
 import hashlib
 from array import array
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -193,6 +194,9 @@ class TokenSequence:
             None if logprobs is None else bytes(logprobs),
             self._runs,
         )
+
+    def __reduce__(self) -> tuple[Callable[[PackedSequence], "TokenSequence"], tuple[PackedSequence]]:
+        return TokenSequence.unpack, (self.pack(),)
 
     @classmethod
     def unpack(cls, packed: PackedSequence) -> "TokenSequence":

@@ -9,6 +9,7 @@ import msgspec
 
 from rollart.types.failures import FailureKind
 from rollart.types.ids import GroupId, PromptId, TrajectoryId
+from rollart.types.rewards import RewardSheet
 from rollart.types.tokens import EMPTY, TokenSequence
 from rollart.types.versions import Version
 
@@ -138,7 +139,6 @@ class Trajectory:
     """
 
     __slots__ = (
-        "artifact",
         "attempt",
         "failure",
         "first_version",
@@ -152,10 +152,12 @@ class Trajectory:
         "prompt",
         "purpose",
         "reward",
+        "rewards",
         "sequence",
         "sequences",
         "states",
         "task",
+        "transcript",
         "truncated",
         "turn_rewards",
         "turn_tokens",
@@ -191,8 +193,10 @@ class Trajectory:
         self.states = StateKeys() if keeps_states else None
         """State at the start of each turn; None if no algorithm needs it."""
         self.reward: float | None = None
-        self.artifact: bytes = b""
-        """Data of the environment's last observation, for the reward function."""
+        self.rewards: RewardSheet | None = None
+        """Its rewards by name, from the end of its episode on."""
+        self.transcript: bytes = b""
+        """The packed transcript, from the end of its episode until its rewards are in and it has ended."""
         self.last_observation = EMPTY
         """Observation after the last action of an episode that ended by itself: for display while the trajectory ends,
         not part of any sequence."""

@@ -1,6 +1,7 @@
 """Manifests of weight versions: what a version consists of, and how to verify that it arrived complete."""
 
 import enum
+from collections.abc import Iterable
 
 import msgspec
 
@@ -57,7 +58,12 @@ def bucket_digest(data: bytes | memoryview) -> str:
 
 def verify_bucket(manifest: Manifest, index: int, data: bytes | memoryview) -> None:
     """Raise `DigestMismatch` unless the bytes match the bucket's digest; `UnknownDigest` if that cannot be computed."""
-    if not matches(manifest.digests[index], (data,)):
+    verify_chunks(manifest, index, (data,))
+
+
+def verify_chunks(manifest: Manifest, index: int, chunks: Iterable[bytes | memoryview]) -> None:
+    """`verify_bucket` of chunks, taken one at a time."""
+    if not matches(manifest.digests[index], chunks):
         raise DigestMismatch(
             f"bucket {index} of {manifest.version} does not have the digest of its manifest: "
             "the transfer was cut or corrupted. The version in service stays; publish the version again."

@@ -50,18 +50,25 @@ class SwallowsUnknown(Bent):
         return [] if isinstance(command, Step) and command.turn == 3 and command.episode == 7 else [command]
 
 
+class TranscribesEarly(Bent):
+    """Every observation comes with what could be a transcript."""
+
+    def event(self, event: WorkerEvent) -> list[WorkerEvent]:
+        return [replace(event, transcript=b"x")] if isinstance(event, Observed) else [event]
+
+
 class ZeroForFailure(Bent):
     """A failed reward becomes 0."""
 
     def event(self, event: WorkerEvent) -> list[WorkerEvent]:
-        return [Scored(event.key, 0.0)] if isinstance(event, ScoreFailed) else [event]
+        return [Scored(event.key, (0.0,))] if isinstance(event, ScoreFailed) else [event]
 
 
 class PassesNan(Bent):
     """What the function answers is passed on as it is."""
 
     def event(self, event: WorkerEvent) -> list[WorkerEvent]:
-        return [Scored(event.key, math.nan)] if isinstance(event, ScoreFailed) and not event.retry else [event]
+        return [Scored(event.key, (math.nan,))] if isinstance(event, ScoreFailed) and not event.retry else [event]
 
 
 class CountsAgain(Bent):
@@ -74,7 +81,30 @@ class CountsAgain(Bent):
     def event(self, event: WorkerEvent) -> list[WorkerEvent]:
         if isinstance(event, Scored):
             self._counts[event.key] = self._counts.get(event.key, 0) + 1
-            return [Scored(event.key, event.value * self._counts[event.key])]
+            return [replace(event, values=tuple(value * self._counts[event.key] for value in event.values))]
+        return [event]
+
+
+class LosesMembers(Bent):
+    """A group gets the value of its best member only."""
+
+    def event(self, event: WorkerEvent) -> list[WorkerEvent]:
+        return [replace(event, values=(max(event.values),))] if isinstance(event, Scored) else [event]
+
+
+class SortsMembers(Bent):
+    """The values of a group come in an order of their own."""
+
+    def event(self, event: WorkerEvent) -> list[WorkerEvent]:
+        return [replace(event, values=tuple(sorted(event.values)))] if isinstance(event, Scored) else [event]
+
+
+class HalfOfTheParts(Bent):
+    """A part is lost on the way."""
+
+    def event(self, event: WorkerEvent) -> list[WorkerEvent]:
+        if isinstance(event, Scored):
+            return [replace(event, parts=tuple(dict(list(parts.items())[:1]) for parts in event.parts))]
         return [event]
 
 

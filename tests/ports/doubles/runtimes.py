@@ -8,6 +8,7 @@ from rollart.sim.runtime import VirtualRuntime
 from rollart.types.errors import RuntimeLost
 from rollart.types.ids import WorkerId
 from rollart.types.messages import Role, WorkerEvent, WorkerInfo
+from rollart.types.placement import NOTHING, Needs
 
 
 class Filter:
@@ -15,6 +16,15 @@ class Filter:
 
     def __init__(self, listener: Listener) -> None:
         self.listener = listener
+
+    def waits(self, worker: WorkerId, why: str) -> None:
+        self.listener.waits(worker, why)
+
+    def placed(self, worker: WorkerId, node: str, why: str) -> None:
+        self.listener.placed(worker, node, why)
+
+    def leaves(self, worker: WorkerId, why: str) -> None:
+        self.listener.leaves(worker, why)
 
     def joined(self, worker: WorkerId, info: WorkerInfo) -> None:
         self.listener.joined(worker, info)
@@ -61,7 +71,7 @@ class NeverStops(VirtualRuntime):
 class IgnoresInterpreter(VirtualRuntime):
     """Takes an interpreter that it has no use for."""
 
-    def spawn(self, *worker: Any, python: str = "") -> None:  # noqa: ARG002 - that is the fault
+    def spawn(self, *worker: Any, python: str = "", needs: Needs = NOTHING) -> None:  # noqa: ARG002 - that is the fault
         super().spawn(*worker)
 
 
@@ -69,7 +79,14 @@ class AnswersInside(VirtualRuntime):
     """Builds the worker inside `spawn`, and reports it there."""
 
     def spawn(
-        self, worker: WorkerId, role: Role, factory: str, settings: Mapping[str, Any], *, python: str = ""
+        self,
+        worker: WorkerId,
+        role: Role,
+        factory: str,
+        settings: Mapping[str, Any],
+        *,
+        python: str = "",
+        needs: Needs = NOTHING,
     ) -> None:
-        super().spawn(worker, role, factory, settings, python=python)
+        super().spawn(worker, role, factory, settings, python=python, needs=needs)
         self._build(self._hosted[worker], factory, settings)

@@ -42,9 +42,10 @@ class Counter:
         pass
 
 
-def counting(executed: Count, **settings: Any) -> Mapping[str, Any]:
+def counting(executed: Count, *, transcripts: bool = False, **settings: Any) -> Mapping[str, Any]:
     flat = {
         "task": TASK,
+        "transcripts": transcripts,
         "environment": f"{Counter.__module__}:Counter",
         "slots": 3,
         "environment_settings": {"count": executed.number, **settings},
@@ -62,6 +63,7 @@ def hosted_environments() -> EnvironmentHarness:
         failing_reset=lambda wake: EnvironmentHost(counting(executed, fail="reset"), wake),
         failing_step=lambda wake: EnvironmentHost(counting(executed, fail="step"), wake),
         executed=lambda: executed.value,
+        transcribing=lambda wake: EnvironmentHost(counting(executed, transcripts=True), wake),
     )
 
 

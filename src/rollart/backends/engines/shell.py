@@ -49,6 +49,7 @@ from rollart.types.messages import (
     Staged,
     StageFailed,
     Suspend,
+    TaskWork,
     TurnDone,
     Update,
     Updated,
@@ -96,6 +97,7 @@ class Steps(NamedTuple):
     taken: int
     stepping_s: float = 0.0
     recompute_s: float = 0.0
+    work: tuple[TaskWork, ...] = ()
 
 
 class EngineShell(ABC, Generic[S, T]):

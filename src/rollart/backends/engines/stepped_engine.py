@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 from rollart.backends.engines.sessions import Session, Sessions, Turn
 from rollart.backends.engines.shell import EngineShell, Steps
 from rollart.backends.engines.staging import Staging
+from rollart.backends.engines.work import WorkMeter
 from rollart.ports.worker import Advance
 from rollart.types.messages import EngineInfo, TurnDone, WorkerEvent
 from rollart.types.versions import Version
@@ -40,6 +41,8 @@ class SteppedEngine(EngineShell[S, T], Generic[S, T, W]):
         self._stepping_s = 0.0
         self._recompute_s = 0.0
         """Part of `_stepping_s`, maintained by `_step`; all three count since the last report."""
+        self._work = WorkMeter()
+        """Work by task since then; an engine that measures it fills it in `_step`."""
 
     @abstractmethod
     def _step(self) -> Iterable[TurnDone]:
@@ -71,7 +74,7 @@ class SteppedEngine(EngineShell[S, T], Generic[S, T, W]):
         self._staging.begin(manifest)
 
     def _steps_taken(self) -> Steps:
-        taken = Steps(self._steps, self._stepping_s, self._recompute_s)
+        taken = Steps(self._steps, self._stepping_s, self._recompute_s, self._work.take())
         self._steps = 0
         self._stepping_s = self._recompute_s = 0.0
         return taken

@@ -35,6 +35,7 @@ from rollart.backends.engines.stepped_engine import SteppedEngine
 from rollart.backends.engines.stop_strings import StopStrings
 from rollart.backends.engines.token_sampling import sample
 from rollart.backends.engines.weights import ModelWeights, prepare, prepare_now, wanted_tensors
+from rollart.config.injection import slowdown_at
 from rollart.types.errors import InvariantBroken, RequestError
 from rollart.types.ids import RequestId
 from rollart.types.messages import Add, FinishReason, KvOnUpdate, Sampling, TurnDone
@@ -87,6 +88,7 @@ class TorchEngine(SteppedEngine[KvSession, KvTurn, ModelWeights]):
             vocabulary=shape.vocabulary,
             version=version,
         )
+        self._started_at = time.perf_counter()
 
     def close(self) -> None:
         super().close()
@@ -162,6 +164,7 @@ class TorchEngine(SteppedEngine[KvSession, KvTurn, ModelWeights]):
                 finish = self._finish(turn, token)
                 if finish is not None:
                     del self._running[turn.request]
+                    self._work.ended(turn.task)
                     ended.append(turn.done(finish))
         self._count(turns, work, again, time.perf_counter() - began)
         return ended
@@ -239,23 +242,44 @@ class TorchEngine(SteppedEngine[KvSession, KvTurn, ModelWeights]):
         return None
 
     def _count(self, turns: Sequence[KvTurn], work: Sequence[Work], again: int, seconds: float) -> None:
-        """Count a step. Its seconds are divided among its tokens; `again` of them had been computed before."""
-        counters = self._counters
+        """Count a step, and slow it if that is wanted. Its seconds are divided among its tokens; `again` of them had
+        been computed before."""
+        counters, meter = self._counters, self._work
+        prompts = [
+            len(item.tokens) > 1 or item.start < turn.prompt_length for turn, item in zip(turns, work, strict=True)
+        ]
         tokens = sum(len(item.tokens) for item in work)
         counters.steps += 1
         counters.batch_tokens += tokens
         counters.batch_requests += len(work)
         counters.largest_batch = max(counters.largest_batch, len(work))
-        per_token_s = seconds / tokens
-        self._recompute_s += again * per_token_s
-        for turn, item in zip(turns, work, strict=True):
+        prefill_s = decode_s = seconds / tokens
+        if self._settings.pool.inject:
+            decoding = prompts.count(False)
+            prefill_s, decode_s = self._slow_down(tokens - decoding, decoding, seconds / tokens)
+        self._recompute_s += again * prefill_s
+        for turn, item, is_prompt in zip(turns, work, prompts, strict=True):
             task, count = counters.task(turn.task), len(item.tokens)
-            if count > 1 or item.start < turn.prompt_length:
+            if is_prompt:
                 task.prefill_tokens += count
-                task.prefill_s += count * per_token_s
+                task.prefill_s += count * prefill_s
+                meter.prefilled(turn.task, count, count * prefill_s)
             else:
-                task.decode_s += per_token_s
+                task.decode_s += decode_s
+                meter.decoded(turn.task, decode_s, 1.0 / tokens)
             task.decode_tokens += item.wants_logits
+
+    def _slow_down(self, prompt_tokens: int, decoding: int, per_token_s: float) -> tuple[float, float]:
+        """Wait as configured; return the seconds per token of a prompt and of decoding, with the waiting.
+
+        A sleep leaves the processor to others, as a slower device of its own would.
+        """
+        slowdown = slowdown_at(self._settings.pool.inject, time.perf_counter() - self._started_at)
+        prefill_s, decode_s = slowdown.prefill * per_token_s, slowdown.decode * per_token_s
+        extra_s = prompt_tokens * (prefill_s - per_token_s) + decoding * (decode_s - per_token_s)
+        if extra_s > 0.0:
+            time.sleep(extra_s)
+        return prefill_s, decode_s
 
 
 def _folder_weights(

@@ -25,7 +25,7 @@ import msgspec
 from rollart.backends.engines.vllm_ranks import Rank
 from rollart.backends.stores.folder import FolderStore
 from rollart.ports.factory import imports
-from rollart.ports.weights import WeightStore
+from rollart.ports.weights import NodeCopies, WeightStore
 from rollart.types.errors import RequestError, RollartError
 from rollart.types.messages import Sampling, Staged, StageFailed
 from rollart.types.tokens import VersionRun, merge_runs
@@ -310,6 +310,8 @@ class VllmCore:
 
     async def _stage_anywhere(self, manifest: Manifest, store: WeightStore) -> str:
         """Stage on every rank; returns the failure, or empty if verified. Stores local to this process are copied."""
+        if isinstance(store, NodeCopies):  # ranks are not connected to the cluster
+            store = await asyncio.to_thread(store.on_this_node, manifest.version)
         try:
             pickled = pickle.dumps(store)
         except (RollartError, pickle.PicklingError, TypeError, AttributeError):

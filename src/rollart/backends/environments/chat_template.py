@@ -1,6 +1,6 @@
 """A checkpoint's chat template, rendered as by Hugging Face but without importing transformers, which takes seconds.
 
-Templates are untrusted programs: they run in Jinja's sandbox, and only on probe messages, when a codec is built.
+Templates are untrusted programs: they run in Jinja's sandbox, and only on probe messages, never on what users write.
 """
 
 import datetime
@@ -14,6 +14,10 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rollart.types.errors import RequestError
+
+
+class NotRendered(Exception):
+    """The conversation is one that the model does not take."""
 
 
 class ChatTemplate:
@@ -41,14 +45,21 @@ class ChatTemplate:
         """Render a conversation of alternating user and assistant messages, up to the next assistant turn."""
         roles = ("user", "assistant")
         try:
+            return self.conversation([(roles[number % 2], text) for number, text in enumerate(contents)])
+        except NotRendered as error:
+            raise self._unusable(error) from error
+
+    def conversation(self, messages: Sequence[tuple[str, str]]) -> str:
+        """Render messages, as pairs of role and content, up to the next assistant turn; raises `NotRendered`."""
+        try:
             return self._template.render(
-                messages=[{"role": roles[number % 2], "content": text} for number, text in enumerate(contents)],
+                messages=[{"role": role, "content": content} for role, content in messages],
                 add_generation_prompt=True,
                 bos_token=self._special("bos_token") or "",
                 eos_token=self.end or "",
             )
         except (TemplateError, TypeError, ValueError) as error:
-            raise self._unusable(error) from error
+            raise NotRendered(str(error)) from error
 
     def _text(self) -> str:
         file = Path(self._folder) / "chat_template.jinja"

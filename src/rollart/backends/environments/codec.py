@@ -58,6 +58,10 @@ class ByteCodec:
         """Drop markers and replace invalid UTF-8: a nonsensical action is not an error."""
         return bytes(token for token in action if 0 <= token < 256).decode(errors="replace")
 
+    def answer(self, text: str) -> list[int]:
+        """Tokens of a written (not sampled) answer, with its end token."""
+        return [*text.encode(), END_OF_TURN]
+
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .,:?\n"
 
@@ -78,9 +82,16 @@ class LetterCodec:
 
     def render(self, observation: str, first: bool) -> list[int]:
         """Lower case becomes upper case; characters outside the alphabet become question marks."""
-        unknown = self._IDS["?"]
         start = [self._EPISODE] if first else []
-        return [*start, self._START, *(self._IDS.get(char, unknown) for char in observation.upper()), self._END]
+        return [*start, self._START, *self._letters(observation), self._END]
 
     def text(self, action: Sequence[int]) -> str:
         return "".join(LETTERS[token] for token in action if 0 <= token < len(LETTERS))
+
+    def answer(self, text: str) -> list[int]:
+        """Tokens of a written (not sampled) answer, with its end token."""
+        return [*self._letters(text), self.stop_tokens[0]]
+
+    def _letters(self, text: str) -> list[int]:
+        unknown = self._IDS["?"]
+        return [self._IDS.get(char, unknown) for char in text.upper()]

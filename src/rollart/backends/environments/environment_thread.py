@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rollart.backends.environments.codec import Codec
+from rollart.backends.environments.recorder import Recorder
 from rollart.ports.environment import AnyTextEnvironment, TextStep
 from rollart.types.errors import WRONG_CODE
 from rollart.types.ids import TrajectoryId
@@ -39,9 +40,14 @@ class EnvironmentThread:
         build: Callable[[Reset], AnyTextEnvironment],
         codec: Codec,
         tell: Callable[["EnvironmentThread", Answer], None],
+        recorder: Recorder | None = None,
     ) -> None:
         self._build = build
         self._codec = codec
+        self._recorder = recorder
+        """Makes a transcript of every episode; None if none is wanted."""
+        self._seen = TextStep("")
+        """The last observation, if there is a recorder."""
         self._tell = tell
         self._jobs: queue.SimpleQueue[Reset | Step | str] = queue.SimpleQueue()
         self._environment: AnyTextEnvironment | None = None
@@ -105,13 +111,18 @@ class EnvironmentThread:
     def _reset(self, reset: Reset) -> Answer:
         self._close()
         self._environment = self._build(reset)
+        if self._recorder is not None:
+            self._recorder.reset(reset)
         return self._observed(reset.episode, 0, self._wait(self._environment.reset(reset.prompt)))
 
     def _step(self, step: Step) -> Answer:
         if self._environment is None:
             return EnvironmentFailed(step.episode, step.turn, "the environment has failed; reset it first")
         action = step.action.ids().tolist()
-        answer = self._wait(self._environment.step(self._codec.text(action)))
+        text = self._codec.text(action)
+        answer = self._wait(self._environment.step(text))
+        if self._recorder is not None and not _problem(answer):
+            self._recorder.acted(self._seen, text, len(action), answer)
         return self._observed(step.episode, step.turn, answer, self._missing_end(action))
 
     def _missing_end(self, action: Sequence[int]) -> list[int]:
@@ -137,6 +148,10 @@ class EnvironmentThread:
             return EnvironmentFailed(episode, turn, problem, permanent=True)
         first = turn == 0 or step.fresh_context
         observation = [*(() if first else before), *self._codec.render(step.observation, first)]
+        transcript = b""
+        if self._recorder is not None:
+            transcript = self._recorder.observed(step, len(observation))
+            self._seen = step
         return Observed(
             episode=episode,
             turn=turn,
@@ -145,7 +160,7 @@ class EnvironmentThread:
             done=bool(step.done),
             truncated=bool(step.truncated),
             new_sequence=bool(step.fresh_context and turn > 0),
-            artifact=step.artifact,
+            transcript=transcript,
             state=state_key((step.state or step.observation).encode()),
         )
 

@@ -2,8 +2,8 @@
 
 `reset(seed=…, options=…)` returns `(observation, info)` and `step(action)` Gymnasium's five values. Observations are
 text, or `render_text` converts them. The prompt's seed and data become `seed` and `options`; `info["artifact"]` of the
-last step goes to the reward function. Gymnasium itself is not imported: any object with this API works, including a
-plain class.
+last step is the artifact of the transcript. Gymnasium itself is not imported: any object with this API works,
+including a plain class.
 """
 
 import inspect
@@ -16,7 +16,7 @@ from rollart.ports.factory import load
 from rollart.types.trajectory import Prompt
 
 ARTIFACT = "artifact"
-"""Key of the last step's `info`: text or bytes for the reward function."""
+"""Key of the last step's `info`: text or bytes for the reward function that the conversation does not hold."""
 
 
 def _identity(value: Any) -> Any:

@@ -49,7 +49,7 @@ class HfCodec:
         if not path.is_file():
             raise RequestError(f"{folder!r} has no tokenizer.json; give a folder with a checkpoint and its tokenizer")
         self._tokenizer = Tokenizer.from_file(str(path))
-        self._plain, self._markers = _without_markers(path)
+        self._plain, self._markers = without_markers(path)
         template = ChatTemplate(folder)
         pieces = _take_apart(folder, template)
         self._begin, self._speak, resume = (
@@ -82,7 +82,7 @@ class HfCodec:
         return ids
 
 
-def _without_markers(path: Path) -> tuple[Tokenizer, frozenset[int]]:
+def without_markers(path: Path) -> tuple[Tokenizer, frozenset[int]]:
     """The same tokenizer with its added tokens as ordinary text, and the ids of these markers.
 
     The unknown token is not a marker: it carries no meaning, and any text may contain it.

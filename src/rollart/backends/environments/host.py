@@ -17,6 +17,7 @@ from rollart.backends.environments.codec import Codec
 from rollart.backends.environments.environment_thread import Answer, EnvironmentThread
 from rollart.backends.environments.gym import as_text_environment
 from rollart.backends.environments.inject import Injected
+from rollart.backends.environments.recorder import Recorder
 from rollart.config.base import Strict
 from rollart.config.schema import TaskSettings
 from rollart.ports.environment import AnyTextEnvironment
@@ -52,6 +53,8 @@ class EnvironmentHostSettings(Strict):
     """Factory path of a `Codec`; called with `codec_settings` as keywords."""
     codec_settings: dict[str, Any] = Field(default_factory=dict)
     slots: int = Field(default=8, ge=1)
+    transcripts: bool = False
+    """Whether the last observation of an episode comes with its transcript."""
 
 
 class _Episode:
@@ -147,7 +150,9 @@ class EnvironmentHost:
             return runner
         if runner is not None:
             runner.end()
-        fresh = EnvironmentThread(f"{self._settings.task}:{slot}", self._build, self._codec, self._tell)
+        task = self._settings.task
+        recorder = Recorder(task, self._settings.settings) if self._settings.transcripts else None
+        fresh = EnvironmentThread(f"{task}:{slot}", self._build, self._codec, self._tell, recorder)
         self._threads[slot] = fresh
         return fresh
 

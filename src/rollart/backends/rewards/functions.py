@@ -1,8 +1,8 @@
 """Reward functions that use only the data of the episode."""
 
-from rollart.types.messages import ScoreRequest
+from rollart.types.transcript import Transcript
 
 
-def episode_return(question: ScoreRequest) -> float:
+def episode_return(t: Transcript) -> float:
     """Sum of the turns' rewards."""
-    return float(sum(question.turn_rewards))
+    return t.earned

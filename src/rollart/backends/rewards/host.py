@@ -1,11 +1,10 @@
 """Reward host: a worker that runs one reward function in a few threads.
 
 Invariants: a key is computed once however often it is requested, unless it failed with `retry`; a reward is always a
-finite number.
+finite number per episode. Each thread has an event loop of its own, for functions that are async.
 """
 
-import math
-import numbers
+import asyncio
 import queue
 import threading
 from collections import deque
@@ -14,9 +13,8 @@ from typing import Any
 
 from pydantic import Field
 
+from rollart.backends.rewards.scorer import BadReward, Scorer
 from rollart.config.base import Strict
-from rollart.ports.factory import load
-from rollart.ports.reward import RewardFunction
 from rollart.ports.worker import Advance
 from rollart.types.errors import WRONG_CODE, InvariantBroken
 from rollart.types.messages import RewardInfo, Scored, ScoreFailed, ScoreRequest, WorkerCommand, WorkerEvent
@@ -29,8 +27,8 @@ class RewardHostSettings(Strict):
     function: str
     """Path of the `RewardFunction`, such as `rollart.backends.rewards.functions:episode_return`."""
     slots: int = Field(default=4, ge=1)
-    tasks: tuple[str, ...] = ()
-    """Tasks that the function serves; empty: all."""
+    rewards: tuple[str, ...] = ()
+    """Rewards that the function computes, as `TASK/REWARD`; empty: all."""
 
 
 class RewardHost:
@@ -38,7 +36,7 @@ class RewardHost:
 
     def __init__(self, settings: Mapping[str, Any], wake: Callable[[], None]) -> None:
         self._settings = RewardHostSettings.model_validate(dict(settings))
-        self._function: RewardFunction = load(self._settings.function)
+        self._scorer = Scorer(self._settings.function)
         self._wake = wake
         self._threads = 0
         self._open: set[str] = set()
@@ -48,7 +46,7 @@ class RewardHost:
         self._results: deque[Scored | ScoreFailed] = deque()
 
     def info(self) -> RewardInfo:
-        return RewardInfo(slots=self._settings.slots, tasks=self._settings.tasks)
+        return RewardInfo(slots=self._settings.slots, rewards=self._settings.rewards)
 
     def post(self, commands: Sequence[WorkerCommand]) -> None:
         self._commands.extend(commands)
@@ -88,17 +86,22 @@ class RewardHost:
         return answer
 
     def _run(self) -> None:
-        while (question := self._questions.get()) is not None:
-            self._results.append(self._answer(question))
-            self._wake()
+        with asyncio.Runner() as runner:
+            while (question := self._questions.get()) is not None:
+                self._results.append(self._answer(question, runner))
+                self._wake()
 
-    def _answer(self, question: ScoreRequest) -> Scored | ScoreFailed:
+    def _answer(self, question: ScoreRequest, runner: asyncio.Runner) -> Scored | ScoreFailed:
         try:
-            value: object = self._function(question)
+            transcripts = self._scorer.transcripts(question.episodes)
+        except ValueError as error:
+            # Not made, cut off or damaged on its way here: asking again would send the same.
+            return ScoreFailed(question.key, f"a transcript cannot be read: {error}", retry=False)
+        try:
+            rewards = self._scorer.score(transcripts, runner)
+        except BadReward as error:
+            return ScoreFailed(question.key, str(error), retry=False)
         except BaseException as error:  # noqa: BLE001 - the boundary of user code: its errors are attributed to it
             retry = not isinstance(error, WRONG_CODE)
             return ScoreFailed(question.key, f"{type(error).__name__}: {error}", retry)
-        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
-            reason = f"the reward function {self._settings.function} returned {value!r}; it must be a finite number"
-            return ScoreFailed(question.key, reason, retry=False)
-        return Scored(question.key, float(value))
+        return Scored(question.key, rewards.values, rewards.parts)

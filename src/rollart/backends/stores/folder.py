@@ -26,24 +26,24 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
-from rollart.backends.stores.rules import (
+from rollart.backends.stores.wrapping import LENGTH_BYTES, data_start, header
+from rollart.ports.weight_rules import (
     Dependencies,
-    check_counts,
     check_dependency,
     check_index,
     check_newer,
     check_not_needed,
+    checked_buckets,
     not_held,
     sealed,
     with_dependencies,
 )
-from rollart.backends.stores.wrapping import LENGTH_BYTES, data_start, header
 from rollart.types.digests import record_digest
 from rollart.types.errors import DigestMismatch, RequestError, VersionMissing, WeightError
 from rollart.types.versions import Version
@@ -95,8 +95,7 @@ class FolderStore:
 
     # --- the port
 
-    def publish(self, manifest: Manifest, buckets: Sequence[bytes | memoryview]) -> None:
-        check_counts(manifest, buckets)
+    def publish(self, manifest: Manifest, buckets: Iterable[bytes | memoryview]) -> None:
         version = manifest.version
         draft = self._draft(version)
         try:
@@ -154,9 +153,8 @@ class FolderStore:
 
     # --- writing
 
-    def _fill(self, draft: Path, manifest: Manifest, buckets: Sequence[bytes | memoryview]) -> None:
-        for index, bucket in enumerate(buckets):
-            view = memoryview(bucket).cast("B")
+    def _fill(self, draft: Path, manifest: Manifest, buckets: Iterable[bytes | memoryview]) -> None:
+        for index, view in checked_buckets(manifest, buckets):
             path = draft / _file_name(index)
             self._write(path, (header(manifest, index), view))
             # After writing, to detect a publisher that changes its buffer meanwhile.

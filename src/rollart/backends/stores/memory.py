@@ -5,15 +5,15 @@ were dropped; no reader gets bytes whose digest differs from the manifest.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import NoReturn
 
-from rollart.backends.stores.rules import (
-    check_counts,
+from rollart.ports.weight_rules import (
     check_dependency,
     check_index,
     check_newer,
     check_not_needed,
+    checked_buckets,
     not_held,
 )
 from rollart.types.errors import RequestError
@@ -30,11 +30,10 @@ class MemoryStore:
         self._fence: Version | None = None
         """Newest version ever published."""
 
-    def publish(self, manifest: Manifest, buckets: Sequence[bytes | memoryview]) -> None:
+    def publish(self, manifest: Manifest, buckets: Iterable[bytes | memoryview]) -> None:
         version = manifest.version
-        check_counts(manifest, buckets)
         # Copied, then verified: later changes to the publisher's buffers have no effect here.
-        kept = tuple(bytes(bucket) for bucket in buckets)
+        kept = tuple(bytes(bucket) for _, bucket in checked_buckets(manifest, buckets))
         for index, bucket in enumerate(kept):
             verify_bucket(manifest, index, bucket)
         with self._lock:

@@ -28,7 +28,7 @@ import mmap
 import os
 import re
 import shutil
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -36,17 +36,17 @@ from typing import Self
 
 import msgspec
 
-from rollart.backends.stores.rules import (
-    Dependencies,
-    check_counts,
+from rollart.backends.stores.shared_draft import Draft, layout
+from rollart.backends.stores.shared_index import Held, Index
+from rollart.ports.weight_rules import (
     check_dependency,
     check_index,
     check_newer,
     check_not_needed,
+    checked_buckets,
+    copy_bucket,
     not_held,
     sealed,
-    with_dependencies,
-    with_dependents,
 )
 from rollart.types.digests import record_digest
 from rollart.types.errors import DigestMismatch, RequestError, VersionMissing, WeightError
@@ -61,52 +61,6 @@ MINIMUM_SLOTS = 2
 """One for the newest version, one for the next."""
 
 
-class _Held(msgspec.Struct, frozen=True):
-    """A version in a slot."""
-
-    version: Version
-    slot: int
-    manifest_bytes: int
-    manifest_digest: str
-    depends_on: Version | None = None
-
-
-class _Index(msgspec.Struct, frozen=True):
-    """The commit record. `fence` is the newest version ever published."""
-
-    slot_bytes: tuple[int, ...]
-    """The size of each slot."""
-    fence: Version | None = None
-    held: tuple[_Held, ...] = ()
-
-    def of(self, version: Version) -> _Held | None:
-        return next((held for held in self.held if held.version == version), None)
-
-    def dependencies(self) -> Dependencies:
-        return {held.version: held.depends_on for held in self.held}
-
-    def without(self, versions: Container[Version]) -> "_Index":
-        return msgspec.structs.replace(self, held=tuple(held for held in self.held if held.version not in versions))
-
-    def candidates(self, nbytes: int, needed: Version | None) -> list[tuple[int, set[Version]]]:
-        """Slots for a version of `nbytes` that depends on `needed`, best first, each with the versions evicted."""
-        dependencies = self.dependencies()
-        newest = max(dependencies, default=None)
-        protected = with_dependencies([version for version in (newest, needed) if version is not None], dependencies)
-        taken = {held.slot: held.version for held in self.held}
-        evicted = {
-            slot: with_dependents(taken[slot], dependencies) if slot in taken else set()
-            for slot, size in enumerate(self.slot_bytes)
-            if size >= nbytes
-        }
-
-        def cost(slot: int) -> tuple[int, int, Version, int]:
-            # A free slot evicts nothing, a version without dependents only itself.
-            return self.slot_bytes[slot], min(len(evicted[slot]), 2), taken.get(slot, Version(0, 0)), slot
-
-        return [(slot, evicted[slot]) for slot in sorted(evicted, key=cost) if not evicted[slot] & protected]
-
-
 class SharedMemoryStore:
     """Weight store in shared memory. Unpickling attaches to the same store. Thread-safe."""
 
@@ -117,14 +71,25 @@ class SharedMemoryStore:
         self._owner_pid = os.getpid()
         self._manifests: dict[str, Manifest] = {}
         """The last manifest read, by its digest."""
+        self._maps: dict[int, memoryview] = {}
+        """Slots that this process has written to. Mapping a slot takes as long as a good part of filling it."""
         self._index()
 
     @classmethod
-    def create(cls, name: str, *, slot_bytes: int, slots: int = 3, adapter_bytes: int = 0, root: Path = ROOT) -> Self:
+    def create(
+        cls,
+        name: str,
+        *,
+        slot_bytes: int,
+        slots: int = 3,
+        adapter_bytes: int = 0,
+        root: Path = ROOT,
+        ordered: bool = True,
+    ) -> Self:
         """Create a store owned by this process; `slot_bytes` is the size of the largest version, with a margin.
 
         With `adapter_bytes`, there are as many additional slots of that size, so that adapters do not take the slots
-        of full versions.
+        of full versions. Not `ordered`, it is a copy of another store: versions come in any order, also again.
         """
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
             raise RequestError(f"a shared store is named with letters, digits, '-', '_' and '.', not {name!r}")
@@ -156,13 +121,14 @@ class SharedMemoryStore:
                 f"free: {error}. "
                 "Use fewer slots, or give the machine more shared memory."
             ) from error
-        _replace(folder, _Index(sizes))
+        _replace(folder, Index(sizes, ordered=ordered))
         store = cls(folder)
         store._owner = owner
         return store
 
     def close(self) -> None:
         """Remove the store, if this process owns it; existing views stay valid. No effect in other processes."""
+        self._maps.clear()
         owner, self._owner = self._owner, None
         if owner is not None and self._owner_pid == os.getpid():  # a forked child inherits the file, not the ownership
             # Renamed first, so that no process attaches to half a store.
@@ -185,26 +151,11 @@ class SharedMemoryStore:
 
     # --- the port
 
-    def publish(self, manifest: Manifest, buckets: Sequence[bytes | memoryview]) -> None:
-        check_counts(manifest, buckets)
-        version = manifest.version
-        data, digest = sealed(manifest)
-        places, end = _layout(len(data), manifest)
-        check_newer(version, self._index().fence)
-        with self._free_slot(manifest, end) as slot:
-            # Verified after the copy: changes to the publisher's buffers during the copy are detected.
-            with self._mapped(slot, end) as target:
-                target[: len(data)] = data
-                for index, (start, bucket) in enumerate(zip(places, buckets, strict=True)):
-                    with target[start : start + manifest.bucket_bytes[index]] as place:
-                        place[:] = memoryview(bucket).cast("B")
-                        verify_bucket(manifest, index, place)
-            with _locked(self._folder / "index.lock"):
-                now = self._index()
-                check_newer(version, now.fence)
-                check_dependency(manifest, now.dependencies())
-                held = (*now.held, _Held(version, slot, len(data), digest, manifest.depends_on))
-                _replace(self._folder, msgspec.structs.replace(now, fence=version, held=held))
+    def publish(self, manifest: Manifest, buckets: Iterable[bytes | memoryview]) -> None:
+        with self.begin(manifest) as draft:
+            for index, bucket in checked_buckets(manifest, buckets):
+                copy_bucket(manifest, index, bucket, draft.place(index))
+            draft.commit()
 
     def manifest(self, version: Version) -> Manifest:
         with self._lease(version) as (manifest, _, _):
@@ -214,7 +165,7 @@ class SharedMemoryStore:
         """A read-only view of the slot; the version stays in place for as long as the view lives."""
         with self._lease(version) as (manifest, held, slot):
             check_index(manifest, index)
-            places, end = _layout(held.manifest_bytes, manifest)
+            places, end = layout(held.manifest_bytes, manifest)
             if os.fstat(slot).st_size < end:
                 raise DigestMismatch(
                     f"{version} is truncated: its slot ends before {end:,} bytes. Publish the version again."
@@ -243,10 +194,49 @@ class SharedMemoryStore:
                 check_not_needed(version, index.dependencies())
                 _replace(self._folder, index.without({version}))
 
+    # --- publication in parts
+
+    def begin(self, manifest: Manifest) -> Draft:
+        """Take a slot for a version, whose buckets are then written to their places, and make it visible later."""
+        data, digest = sealed(manifest)
+        places, end = layout(len(data), manifest)
+        check_newer(manifest.version, self._index().fence)
+        lock, slot, evicted = self._free_slot(manifest, end)
+        try:
+            target = self._mapped(slot)
+            target[: len(data)] = data
+        except BaseException:
+            os.close(lock)
+            raise
+        held = Held(manifest.version, slot, len(data), digest, manifest.depends_on)
+        return Draft(manifest, slot, evicted, target, places, lock, lambda: self._commit(manifest, held))
+
+    def place(self, manifest: Manifest, slot: int, index: int) -> memoryview:
+        """Place of a bucket of a draft that another process has begun in this slot; writable."""
+        places, _ = layout(len(sealed(manifest)[0]), manifest)
+        return self._mapped(slot)[places[index] : places[index] + manifest.bucket_bytes[index]]
+
+    @contextmanager
+    def lend(self, version: Version, index: int) -> Iterator[memoryview]:
+        """Bytes of a bucket while the block runs. Not verified: for a receiver that does that itself."""
+        with self._lease(version) as (manifest, held, _):
+            check_index(manifest, index)
+            start = layout(held.manifest_bytes, manifest)[0][index]
+            yield self._mapped(held.slot)[start : start + manifest.bucket_bytes[index]].toreadonly()
+
+    def _commit(self, manifest: Manifest, held: Held) -> None:
+        with _locked(self._folder / "index.lock"):
+            index = self._index()
+            check_newer(held.version, index.fence)
+            check_dependency(manifest, index.dependencies())
+            if index.of(held.version) is not None:
+                raise WeightError(f"{held.version} is already in {self._folder.name}")
+            _replace(self._folder, index.with_version(held))
+
     # --- slots
 
     @contextmanager
-    def _lease(self, version: Version) -> Iterator[tuple[Manifest, _Held, int]]:
+    def _lease(self, version: Version) -> Iterator[tuple[Manifest, Held, int]]:
         """Manifest of a version, its location, and its slot's open file, which is not written to meanwhile."""
         index = self._index()
         held = index.of(version)
@@ -263,7 +253,7 @@ class SharedMemoryStore:
         finally:
             os.close(slot)
 
-    def _manifest(self, slot: int, held: _Held) -> Manifest:
+    def _manifest(self, slot: int, held: Held) -> Manifest:
         known = self._manifests.get(held.manifest_digest)
         if known is not None:
             return known
@@ -274,9 +264,8 @@ class SharedMemoryStore:
         self._manifests = {held.manifest_digest: manifest}
         return manifest
 
-    @contextmanager
-    def _free_slot(self, manifest: Manifest, nbytes: int) -> Iterator[int]:
-        """A slot without readers, locked for this publisher until the end of the block; its version is evicted."""
+    def _free_slot(self, manifest: Manifest, nbytes: int) -> tuple[int, int, set[Version]]:
+        """A slot without readers, locked by the open file that is returned with it; its version is evicted."""
         with _locked(self._folder / "index.lock"):
             index = self._index()
             check_dependency(manifest, index.dependencies())
@@ -285,15 +274,12 @@ class SharedMemoryStore:
                     f"{manifest.version} takes {nbytes:,} bytes, but the slots of the shared store {self._folder.name} "
                     f"have {max(index.slot_bytes):,}. Nothing was published; create the store with larger slots."
                 )
-            file, slot, evicted = self._claim(index, manifest, nbytes)
+            lock, slot, evicted = self._claim(index, manifest, nbytes)
             if evicted:
                 _replace(self._folder, index.without(evicted))
-        try:
-            yield slot
-        finally:
-            os.close(file)
+        return lock, slot, evicted
 
-    def _claim(self, index: _Index, manifest: Manifest, nbytes: int) -> tuple[int, int, set[Version]]:
+    def _claim(self, index: Index, manifest: Manifest, nbytes: int) -> tuple[int, int, set[Version]]:
         """Lock the best slot without readers and writers; returns its open file, its number, and what is evicted."""
         for slot, evicted in index.candidates(nbytes, manifest.depends_on):
             file = _open(self._folder / f"slot-{slot}", os.O_RDWR)
@@ -306,31 +292,21 @@ class SharedMemoryStore:
             "published; create the store with more slots, or let readers release their buckets."
         )
 
-    @contextmanager
-    def _mapped(self, slot: int, length: int) -> Iterator[memoryview]:
-        with (
-            (self._folder / f"slot-{slot}").open("r+b") as file,
-            mmap.mmap(file.fileno(), length, flags=SHARED) as mapped,
-            memoryview(mapped) as view,
-        ):
-            yield view
+    def _mapped(self, slot: int) -> memoryview:
+        if slot not in self._maps:
+            # Not the file that is locked: a mapping keeps its file open, and with it the lock.
+            file = _open(self._folder / f"slot-{slot}", os.O_RDWR)
+            try:
+                self._maps[slot] = memoryview(mmap.mmap(file, 0, flags=SHARED))
+            finally:
+                os.close(file)
+        return self._maps[slot]
 
-    def _index(self) -> _Index:
+    def _index(self) -> Index:
         try:
-            return msgspec.json.decode((self._folder / "index.json").read_bytes(), type=_Index)
+            return msgspec.json.decode((self._folder / "index.json").read_bytes(), type=Index)
         except FileNotFoundError as error:
             raise _gone(self._folder) from error
-
-
-def _layout(manifest_bytes: int, manifest: Manifest) -> tuple[list[int], int]:
-    """Start of each bucket, and the end of the last one."""
-    places = []
-    end = manifest_bytes
-    for nbytes in manifest.bucket_bytes:
-        start = -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
-        places.append(start)
-        end = start + nbytes
-    return places, end
 
 
 def _allocate(path: Path, nbytes: int) -> None:
@@ -342,7 +318,7 @@ def _allocate(path: Path, nbytes: int) -> None:
         os.close(file)
 
 
-def _replace(folder: Path, index: _Index) -> None:
+def _replace(folder: Path, index: Index) -> None:
     draft = folder / "index.draft"
     draft.write_bytes(msgspec.json.encode(index))
     draft.replace(folder / "index.json")

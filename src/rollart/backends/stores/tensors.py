@@ -1,14 +1,17 @@
 """Conversion between tensors and buckets: the format of a state dict as a weight version.
 
 Invariants: bytes are those of the tensors, for every dtype (including bfloat16); tensors that share memory are stored
-once and share it again after unpacking; no bucket is larger than `bucket_bytes`. A tensor that does not fit into one
-bucket is split along its first dimension into shards, one entry each; `shape` is then that of the shard.
+once and share it again after unpacking; no bucket is larger than `bucket_bytes`, and packing holds one at a time. A
+tensor that does not fit into one bucket is split along its first dimension into shards, one entry each; `shape` is then
+that of the shard.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
+from msgspec.structs import replace
 
 from rollart.types.errors import RequestError, WeightError
 from rollart.types.versions import Version
@@ -37,6 +40,99 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
+class Packed:
+    """Tensors laid out in buckets. Iterating makes the buckets one at a time, each time anew."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], bucket_bytes: int) -> None:
+        """Lay out tensors in the order of the mapping; nothing is copied yet."""
+        self.entries: list[TensorEntry] = []
+        self.bucket_bytes: list[int] = []
+        self._parts: list[list[tuple[int, torch.Tensor]]] = []
+        """For each bucket, its tensors and where they start."""
+        placed: dict[tuple[object, ...], list[TensorEntry]] = {}
+        for name, tensor in tensors.items():
+            identity = memory_of(tensor)
+            twin = placed.get(identity)
+            if twin is None:
+                twin = placed[identity] = list(self._place(name, tensor, bucket_bytes))
+            self.entries += [_renamed(entry, name) for entry in twin]
+
+    def __iter__(self) -> Iterator[memoryview]:
+        for nbytes, parts in zip(self.bucket_bytes, self._parts, strict=True):
+            bucket = memoryview(bytearray(nbytes))
+            for start, part in parts:
+                _write(bucket[start : start + part.nbytes], part)
+            yield bucket
+
+    def manifest(self, version: Version, parent: Version | None, kind: WeightKind = WeightKind.FULL) -> Manifest:
+        """Manifest with the digests of all buckets, which are made for it one at a time."""
+        return Manifest(
+            version=version,
+            parent=parent,
+            kind=kind,
+            tensors=tuple(self.entries),
+            bucket_bytes=tuple(self.bucket_bytes),
+            digests=tuple(bucket_digest(bucket) for bucket in self),
+        )
+
+    def shards(self) -> "Shards":
+        """The same as one of several parts of a version (`joined`)."""
+        digests = tuple(bucket_digest(bucket) for bucket in self)
+        return Shards(tuple(self.entries), tuple(self.bucket_bytes), digests)
+
+    def _place(self, name: str, tensor: torch.Tensor, bucket_bytes: int) -> Iterator[TensorEntry]:
+        if tensor.dtype not in NAMES:
+            raise RequestError(f"tensor {name!r} has dtype {tensor.dtype}, which cannot be published; convert it first")
+        for shard, part in enumerate(_shards(name, tensor, bucket_bytes)):
+            start = _padded(self.bucket_bytes[-1]) if self.bucket_bytes else 0
+            if not self.bucket_bytes or start + part.nbytes > bucket_bytes:
+                self.bucket_bytes.append(0)
+                self._parts.append([])
+                start = 0
+            self.bucket_bytes[-1] = start + part.nbytes
+            self._parts[-1].append((start, part))
+            yield TensorEntry(
+                name=name,
+                dtype=NAMES[tensor.dtype],
+                shape=tuple(part.shape),
+                bucket=len(self.bucket_bytes) - 1,
+                offset=start,
+                nbytes=part.nbytes,
+                shard=shard,
+            )
+
+
+class Shards(NamedTuple):
+    """Layout and digests of the part of a version that one of several processes has: consecutive rows of tensors."""
+
+    entries: tuple[TensorEntry, ...]
+    bucket_bytes: tuple[int, ...]
+    digests: tuple[str, ...]
+
+
+def joined(parts: Sequence[Shards], version: Version, parent: Version | None, kind: WeightKind) -> Manifest:
+    """Manifest of a version that consists of these parts: buckets, and shards of a tensor, one part after the other."""
+    entries: list[TensorEntry] = []
+    seen: dict[str, int] = {}
+    """Number of shards of a tensor in the parts before."""
+    buckets = 0
+    for part in parts:
+        counted = dict(seen)
+        for entry in part.entries:
+            entries.append(replace(entry, bucket=buckets + entry.bucket, shard=seen.get(entry.name, 0) + entry.shard))
+            counted[entry.name] = counted.get(entry.name, 0) + 1
+        seen = counted
+        buckets += len(part.bucket_bytes)
+    return Manifest(
+        version=version,
+        parent=parent,
+        kind=kind,
+        tensors=tuple(entries),
+        bucket_bytes=tuple(nbytes for part in parts for nbytes in part.bucket_bytes),
+        digests=tuple(digest for part in parts for digest in part.digests),
+    )
+
+
 def pack(
     tensors: Mapping[str, torch.Tensor],
     *,
@@ -45,49 +141,9 @@ def pack(
     bucket_bytes: int,
     kind: WeightKind = WeightKind.FULL,
 ) -> tuple[Manifest, list[bytes]]:
-    """Pack tensors, in the order of the mapping, into a version and the bytes of its buckets."""
-    buckets: list[bytearray] = []
-    entries: list[TensorEntry] = []
-    packed: dict[tuple[object, ...], list[TensorEntry]] = {}
-    for name, tensor in tensors.items():
-        if tensor.dtype not in NAMES:
-            raise RequestError(f"tensor {name!r} has dtype {tensor.dtype}, which cannot be published; convert it first")
-        identity = memory_of(tensor)
-        twin = packed.get(identity)
-        if twin is not None:
-            entries += [_renamed(entry, name) for entry in twin]
-            continue
-        own: list[TensorEntry] = []
-        for shard, part in enumerate(_shards(name, tensor, bucket_bytes)):
-            data = part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-            start = _padded(len(buckets[-1])) if buckets else 0
-            if not buckets or start + len(data) > bucket_bytes:
-                buckets.append(bytearray())
-                start = 0
-            buckets[-1].extend(bytes(start - len(buckets[-1])) + data)
-            own.append(
-                TensorEntry(
-                    name=name,
-                    dtype=NAMES[tensor.dtype],
-                    shape=tuple(part.shape),
-                    bucket=len(buckets) - 1,
-                    offset=start,
-                    nbytes=len(data),
-                    shard=shard,
-                )
-            )
-        packed[identity] = own
-        entries += own
-    data_of = [bytes(bucket) for bucket in buckets]
-    manifest = Manifest(
-        version=version,
-        parent=parent,
-        kind=kind,
-        tensors=tuple(entries),
-        bucket_bytes=tuple(len(data) for data in data_of),
-        digests=tuple(bucket_digest(data) for data in data_of),
-    )
-    return manifest, data_of
+    """Pack tensors into a version and the bytes of all its buckets."""
+    packed = Packed(tensors, bucket_bytes)
+    return packed.manifest(version, parent, kind), [bytes(bucket) for bucket in packed]
 
 
 def unpack(manifest: Manifest, buckets: Sequence[bytes | bytearray | memoryview]) -> dict[str, torch.Tensor]:
@@ -158,6 +214,11 @@ def _shards(name: str, tensor: torch.Tensor, bucket_bytes: int) -> Iterator[torc
     yield from torch.split(tensor, bucket_bytes // row_bytes)
 
 
+def _write(place: memoryview, tensor: torch.Tensor) -> None:
+    if place.nbytes:
+        torch.frombuffer(place, dtype=tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+
+
 def _read(manifest: Manifest, entry: TensorEntry, buckets: Sequence[bytes | bytearray | memoryview]) -> torch.Tensor:
     where = f"{manifest.version}: tensor {entry.name!r}"
     dtype = DTYPES.get(entry.dtype)
@@ -175,7 +236,7 @@ def _read(manifest: Manifest, entry: TensorEntry, buckets: Sequence[bytes | byte
 
 
 def _renamed(entry: TensorEntry, name: str) -> TensorEntry:
-    return TensorEntry(name, entry.dtype, entry.shape, entry.bucket, entry.offset, entry.nbytes, entry.shard)
+    return replace(entry, name=name)
 
 
 def _padded(length: int) -> int:

@@ -26,6 +26,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from rollart.ports.folder_transfer import sync_folder
 from rollart.types.digests import bulk_digest, matches, record_digest
 from rollart.types.errors import RequestError, UnknownDigest
 from rollart.types.versions import Version
@@ -48,14 +49,15 @@ TOKENIZER_FILES = (
 )
 """Kept beside the weights, so that the folder loads as a model elsewhere; not read here."""
 _NAME = re.compile(r"step-(\d{8,})\.epoch-(\d+)")
-_DRAFT = re.compile(rf"\.{_NAME.pattern}\.tmp")
+_DRAFT = re.compile(rf"\.{_NAME.pattern}(?:\.[0-9a-f]+)?\.tmp")
+"""Own drafts, and those of checkpoints that were received from another machine."""
 
 
 class NotSaved(Exception):
     """The checkpoint was not written; earlier ones are intact."""
 
 
-class _Damaged(Exception):
+class Damaged(Exception):
     """The contents of a folder differ from what was written."""
 
 
@@ -75,6 +77,15 @@ class Checkpoint(NamedTuple):
                 "Give this one its own folder for checkpoints."
             )
         return self.folder / name
+
+
+class CheckpointPlace(msgspec.Struct, frozen=True):
+    """Checkpoints that are kept on another machine than the trainer's (`remote_checkpoints`)."""
+
+    files: Any
+    """`RunFiles` that holds them; picklable."""
+    run: str
+    """Name of the scratch folder on the trainer's machine, unique to the run."""
 
 
 class _State(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -118,8 +129,8 @@ class Checkpoints:
         held = sorted(self.held(), reverse=True)
         for version in held:
             try:
-                return _verified(self.folder(version), version)
-            except _Damaged as damage:
+                return verified(self.folder(version), version)
+            except Damaged as damage:
                 self._damaged.add(version)
                 logger.warning("skipping damaged checkpoint %s: %s", self.folder(version), damage)
         if held:
@@ -167,9 +178,9 @@ class Checkpoints:
                 f"{version} is not newer than the checkpoint of {newest} in {self._root}: versions only grow. "
                 "Start the trainer in a new epoch."
             )
-        for left in self._versions(_DRAFT):
+        for left, path in self._named(_DRAFT):
             if left <= version:  # a newer one belongs to a successor
-                shutil.rmtree(self._draft(left))
+                shutil.rmtree(path)
         if version in self._damaged:
             self._remove(version)
 
@@ -187,42 +198,61 @@ class Checkpoints:
 
     def held(self) -> list[Version]:
         """Versions with a folder, oldest first: complete when written, not verified since."""
-        return self._versions(_NAME)
+        return sorted(version for version, _ in self._named(_NAME))
 
-    def _versions(self, pattern: re.Pattern[str]) -> list[Version]:
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _named(self, pattern: re.Pattern[str]) -> list[tuple[Version, Path]]:
         if not self._root.is_dir():
             return []
-        matches = [pattern.fullmatch(entry.name) for entry in self._root.iterdir() if entry.is_dir()]
-        return sorted(Version(epoch=int(match[2]), step=int(match[1])) for match in matches if match)
+        found = [(pattern.fullmatch(path.name), path) for path in self._root.iterdir() if path.is_dir()]
+        return [(Version(epoch=int(match[2]), step=int(match[1])), path) for match, path in found if match]
 
     def folder(self, version: Version) -> Path:
         """Folder of a version, if it is held."""
-        return self._root / f"step-{version.step:08}.epoch-{version.epoch}"
+        return self._root / folder_name(version)
 
     def _draft(self, version: Version) -> Path:
         return self._root / f".{self.folder(version).name}.tmp"
 
 
-def _verified(folder: Path, version: Version) -> Checkpoint:
+def folder_name(version: Version) -> str:
+    """Name of the folder of a version.
+
+    >>> folder_name(Version(epoch=0, step=12))
+    'step-00000012.epoch-0'
+    """
+    return f"step-{version.step:08}.epoch-{version.epoch}"
+
+
+def version_of(name: str) -> Version | None:
+    """Version of a folder; None if it is not that of a checkpoint."""
+    match = _NAME.fullmatch(name)
+    return Version(epoch=int(match[2]), step=int(match[1])) if match else None
+
+
+def verified(folder: Path, version: Version) -> Checkpoint:
+    """The checkpoint in a folder, with every file verified; raises `Damaged`."""
     try:
         state = msgspec.json.decode((folder / STATE).read_bytes(), type=_State)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _Damaged(f"cannot read {STATE}: {error}") from error
+        raise Damaged(f"cannot read {STATE}: {error}") from error
     if state.digest != state.own_digest():
-        raise _Damaged(f"{STATE} does not match its own digest")
+        raise Damaged(f"{STATE} does not match its own digest")
     if state.version != version:
-        raise _Damaged(f"{STATE} belongs to {state.version}")
+        raise Damaged(f"{STATE} belongs to {state.version}")
     for name, digest in state.files.items():
         if name != Path(name).name or not (name.endswith(READABLE) or name in TOKENIZER_FILES):
-            raise _Damaged(f"{STATE} lists {name!r}; only safetensors and JSON in this folder are read")
+            raise Damaged(f"{STATE} lists {name!r}; only safetensors and JSON in this folder are read")
         try:
             intact = matches(digest, _chunks(folder / name))
         except OSError as error:
-            raise _Damaged(f"cannot read {name}: {error}") from error
+            raise Damaged(f"cannot read {name}: {error}") from error
         except UnknownDigest as error:
             raise RequestError(f"cannot verify {name} of checkpoint {folder}: {error}") from error
         if not intact:
-            raise _Damaged(f"{name} does not match its digest in {STATE}")
+            raise Damaged(f"{name} does not match its digest in {STATE}")
     return Checkpoint(version, folder, state.files, state.facts)
 
 
@@ -244,12 +274,3 @@ def write_folder(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
     sync_folder(draft)
     draft.rename(folder)
     sync_folder(folder.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to disk."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollart.algo.advantage import Gae, at_last_tokens, gae, whitened
+from rollart.algo.advantage import Gae, Spread, at_last_tokens, gae
 from rollart.algo.loss import value_loss
 from rollart.algo.metrics import Metrics
 from rollart.backends.trainers import training_state
 from rollart.backends.trainers.checkpoint import Checkpoint
 from rollart.backends.trainers.packing import Item
-from rollart.backends.trainers.sharding import add_up
+from rollart.backends.trainers.sharding import add_up, of_each_rank
 from rollart.config.algorithm import CriticSettings
 from rollart.types.ids import TrajectoryId
 
@@ -44,11 +44,13 @@ class Critic:
         max_grad_norm: float,
         device: torch.device,
         ranks: int = 1,
+        rank: int = 0,
     ) -> None:
         self._settings = settings
         self._rate = settings.value_learning_rate or learning_rate
         self._max_grad_norm = max_grad_norm
         self._ranks = ranks
+        self._rank = rank
         self._head = torch.nn.Linear(width, 1, device=device, dtype=torch.float32)
         torch.nn.init.zeros_(self._head.weight)
         torch.nn.init.zeros_(self._head.bias)
@@ -65,8 +67,8 @@ class Critic:
         values: Sequence[Values],
         left_at: Mapping[TrajectoryId, float],
     ) -> tuple[list[Item], dict[str, float]]:
-        """Add advantages and returns to the rows, given the values of their tokens; also report how good the values
-        were.
+        """Add advantages and returns to this rank's rows, given the values of their tokens; also report how good the
+        values of all ranks were. Collective.
 
         `rewards` are per turn; `left_at` has the value of the last state of truncated trajectories.
         """
@@ -84,12 +86,15 @@ class Critic:
                     bootstrap=left_at.get(trajectory, 0.0),
                 )
             )
-        advantages = np.concatenate([part.advantages for part in parts])
-        returns = np.concatenate([part.returns for part in parts])
-        explained = _explained(returns, np.concatenate(values))
-        ends = np.cumsum([row.targets.size for row in rows])[:-1]
-        cut_advantages = np.split((whitened(advantages) if own.whiten else advantages).astype(np.float32), ends)
-        cut_returns = np.split(returns.astype(np.float32), ends)
+        none = np.zeros(0)
+        advantages = np.concatenate([none, *(part.advantages for part in parts)])
+        returns = np.concatenate([none, *(part.returns for part in parts)])
+        explained = _explained(returns, np.concatenate([none, *values]), self._ranks)
+        if own.whiten:
+            advantages = _spread(advantages, self._ranks).standardised(advantages)
+        ends = np.cumsum([row.targets.size for row in rows], dtype=np.int64)[:-1]
+        cut_advantages = np.split(advantages.astype(np.float32), ends)[: len(rows)]
+        cut_returns = np.split(returns.astype(np.float32), ends)[: len(rows)]
         return [
             row._replace(advantages=mine, returns=to_learn)
             for row, mine, to_learn in zip(rows, cut_advantages, cut_returns, strict=True)
@@ -127,10 +132,17 @@ class Critic:
         return FILE, training_state.module_state(self._head, self._optimizer)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        training_state.restore_module(checkpoint.file(FILE), self._head, self._optimizer)
+        training_state.restore_module(
+            checkpoint.file(FILE), self._head, self._optimizer, ranks=self._ranks, rank=self._rank
+        )
 
 
-def _explained(returns: NDArray[np.float64], values: NDArray[np.float32]) -> float:
+def _explained(returns: NDArray[np.float64], values: NDArray[np.float64], ranks: int) -> float:
     """1 − Var(returns − values) / Var(returns): 1 for exact values, 0 if they are no better than a constant."""
-    spread = float(returns.var())
-    return 1.0 - float((returns - values).var()) / spread if spread else 0.0
+    spread, error = _spread(returns, ranks).variance, _spread(returns - values, ranks).variance
+    return 1.0 - error / spread if spread else 0.0
+
+
+def _spread(own: NDArray[np.float64], ranks: int) -> Spread:
+    """Mean and variance over all ranks."""
+    return Spread.of_parts(of_each_rank(Spread.of(own), ranks))

@@ -13,6 +13,7 @@ Invariants:
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,18 @@ class Adapter:
 
     def full_version(self, base: Tensors, factors: Tensors) -> Tensors:
         """All weights; later adapters are relative to these."""
-        self._first = factors if any(factors[name].any() for name in factors if name.endswith(B)) else {}
+        self._keep_first(factors)
         return merge_now(base, factors)
+
+    def full_shards(self, base: Tensors, factors: Tensors, rows: Mapping[str, range]) -> Tensors:
+        """As `full_version`, of one rank's rows of the weights."""
+        own = {}
+        for name in factors:
+            weight = f"{name.removesuffix(A).removesuffix(B)}.weight"
+            if weight in base:
+                own[name] = factors[name][list(rows[weight])] if name.endswith(B) else factors[name]
+        self._keep_first(factors)
+        return merge_now(base, own)
 
     def adapter_version(self, factors: Tensors) -> Tensors:
         """Change since the last full version: B·A − B₀·A₀, which is again a product of factors."""
@@ -77,6 +88,9 @@ class Adapter:
         for name, first in self._first.items():
             out[name] = torch.cat((out[name], first)) if name.endswith(A) else torch.cat((out[name], -first), 1)
         return out
+
+    def _keep_first(self, factors: Tensors) -> None:
+        self._first = factors if any(factors[name].any() for name in factors if name.endswith(B)) else {}
 
     def layout(self) -> Layout:
         """Files as PEFT saves them."""

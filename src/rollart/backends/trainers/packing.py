@@ -1,13 +1,12 @@
-"""Trajectories as rows of tokens without padding, split into mini-batches and by a token budget.
+"""Trajectories as rows of tokens without padding, split by a token budget.
 
-    samples ──► Item (one sequence: what is fed, what is predicted) ──► mini-batches (one optimiser step each)
+    samples of a mini-batch ──► Item (one sequence: what is fed, what is predicted)
     a mini-batch ──► Tree (sequences with a shared prefix) ──► MicroBatch (one forward and backward pass)
 
     a micro-batch    | A 0 … 9 | A1 7 … 12 | A2 7 … 9 | B 0 … 5 | …      one row, no padding
 
 Invariants:
-- Every action token with a predecessor is in exactly one mini-batch, and there in exactly one micro-batch. A trajectory
-  is never split over mini-batches, a sequence never over micro-batches.
+- Every action token with a predecessor is in exactly one micro-batch; a sequence is never split.
 - A micro-batch has at most `token_budget` tokens, unless it is a single longer sequence.
 - Sequences share common prefixes: a group's prompt, a task's instructions, identical first turns, the rest of a
   truncated context. Each is stored once per micro-batch.
@@ -104,15 +103,6 @@ def turns_of(sample: TrainSample) -> list[NDArray[np.int64]]:
 
 def turn_advantages(sample: TrainSample) -> NDArray[np.float32]:
     return np.array([turn.advantage for turn in sample.turns], dtype=np.float32)
-
-
-def mini_batches(rows: Sequence[Item], count: int) -> list[list[Item]]:
-    """Deal trajectories round-robin, so that every mini-batch sees every group and task; fewer if they run out."""
-    place = {id: number for number, id in enumerate(dict.fromkeys(row.trajectory for row in rows))}
-    dealt: list[list[Item]] = [[] for _ in range(min(count, len(place)))]
-    for row in rows:
-        dealt[place[row.trajectory] % len(dealt)].append(row)
-    return dealt
 
 
 def last_state(sample: TrainSample, vocabulary: int) -> Item:

@@ -48,6 +48,21 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return detached.full_tensor() if isinstance(detached, DTensor) else detached
 
 
+def own_rows(tensor: torch.Tensor) -> range:
+    """The rows of a full tensor that this rank answers for; rank 0 for all of one that is not sharded."""
+    rows = range(tensor.shape[0] if tensor.dim() else 1)
+    if not isinstance(tensor, DTensor):
+        return rows if dist.get_rank() == 0 else range(0)
+    size = -(-len(rows) // tensor.device_mesh.size())  # as `torch.chunk` divides them
+    return rows[size * tensor.device_mesh.get_local_rank() :][:size]
+
+
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's shard, detached: the rows of `own_rows`."""
+    detached = tensor.detach()
+    return detached.to_local() if isinstance(detached, DTensor) else detached
+
+
 def part(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """This rank's shard of a full tensor, sharded like `like`."""
     if not isinstance(like, DTensor):
@@ -69,22 +84,39 @@ def clip(parameters: Iterable[torch.Tensor], largest: float) -> float:
     return float(norm)
 
 
-def over_ranks(metrics: Metrics) -> Metrics:
+def over_ranks(metrics: Metrics, ranks: int) -> Metrics:
     """Metrics summed over all ranks, bitwise identical on each, so that all make the same decisions."""
+    if ranks == 1:
+        return metrics
     own = ({name: float(value) for name, value in each.items()} for each in (metrics.sums, metrics.maxima))
-    by_rank: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(by_rank, tuple(own))
     total = Metrics()
-    for sums, maxima in by_rank:
+    for sums, maxima in of_each_rank(tuple(own), ranks):
         total = total + Metrics(_tensors(sums), _tensors(maxima))
     return total
 
 
-def gathered(found: Mapping[int, T]) -> dict[int, T]:
-    """Union of all ranks' entries; their keys must be disjoint."""
-    by_rank: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(by_rank, dict(found))
-    return {key: value for each in by_rank for key, value in each.items()}
+def of_each_rank(own: T, ranks: int) -> list[T]:
+    """This value of every rank, in their order; small ones only."""
+    if ranks == 1:
+        return [own]
+    by_rank: list[Any] = [None] * ranks
+    dist.all_gather_object(by_rank, own)
+    return by_rank
+
+
+def from_rank_0(tensors: Mapping[str, torch.Tensor], ranks: int) -> Mapping[str, torch.Tensor]:
+    """The tensors of rank 0, on every rank, in memory of its own."""
+    if ranks == 1:
+        return tensors
+    header: list[Any] = [[(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()]]
+    dist.broadcast_object_list(header, src=0)
+    device = "cuda" if dist.get_backend() == dist.Backend.NCCL else "cpu"
+    received = {}
+    for name, shape, dtype in header[0]:
+        tensor = tensors[name].to(device) if name in tensors else torch.empty(shape, dtype=dtype, device=device)
+        dist.broadcast(tensor, src=0)
+        received[name] = tensor.cpu()
+    return received
 
 
 def add_up(tensors: Iterable[torch.Tensor]) -> None:

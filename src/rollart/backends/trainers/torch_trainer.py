@@ -1,9 +1,10 @@
 """Torch trainer: any causal language model of `transformers`, on packed rows without padding.
 
-    Train ──► items ──► mini-batches, one optimiser step each, `epochs` times over
+    Train ──► shares of the ranks ──► mini-batches, one optimiser step each, `epochs` times over
     a step ──► micro-batches ≤ token_budget ──► log-probabilities ──► loss, backward ──► clip, AdamW
                sequences with zero advantage are measured but skip the backward pass
     Publish ──► a copy of the weights ──► thread: buckets, digests, store           meanwhile the next Train may run
+                each rank of its own rows, where the store takes them from several (`sharded_draft`)
 
 Invariants, besides those of every trainer (`worker`):
 - Loss and gradient are those of the whole mini-batch, however it is split and whichever prefixes are shared:
@@ -21,12 +22,13 @@ Invariants, besides those of every trainer (`worker`):
   what checkpoints hold; published weights are converted.
 - Training resumes from a checkpoint as if it had never stopped, bit for bit in float32.
 - Several ranks form one trainer: weights, versions, checkpoints and metrics are those of a single process, up to the
-  order of summation. All ranks run the `…_everywhere` methods together on the same sequences, each on its shard of the
-  micro-batches (`ranks`, `sharding`, `rank_partition`).
+  order of summation. All ranks run the `…_everywhere` methods together, each on its own share of the batch (`ranks`,
+  `types.rank_shares`), and exchange what they must agree on (`claims`, `rank_partition`, `sharding`).
 """
 
 import logging
 import math
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -40,20 +42,26 @@ from rollart.algo.packed import PackedBatch
 from rollart.backends.models import build_model, keep_freed_memory
 from rollart.backends.trainers import training_state
 from rollart.backends.trainers.checkpoint import Checkpoint
+from rollart.backends.trainers.child_ranks import ChildRanks
+from rollart.backends.trainers.claims import Claim, Step, claim_of, steps_of
 from rollart.backends.trainers.critic import Critic
 from rollart.backends.trainers.lora import Adapter
 from rollart.backends.trainers.packed_model import PackedModel
-from rollart.backends.trainers.packing import Item, MicroBatch, Untrainable, mini_batches
-from rollart.backends.trainers.proximal_pass import Claim, claim_of, proximal_pass
-from rollart.backends.trainers.publishing import Snapshot
-from rollart.backends.trainers.rank_partition import filler_batch, partition
+from rollart.backends.trainers.packing import Item, MicroBatch, Untrainable
+from rollart.backends.trainers.proximal_pass import proximal_pass
+from rollart.backends.trainers.publishing import Draft, Snapshot
+from rollart.backends.trainers.rank_partition import Part, filler_batch
 from rollart.backends.trainers.ranks import RankHandle, Ranks
-from rollart.backends.trainers.sharding import clip, over_ranks, shard, whole
+from rollart.backends.trainers.sharded_draft import ShardedDraft
+from rollart.backends.trainers.sharding import clip, of_each_rank, over_ranks, own_part, own_rows, shard, whole
 from rollart.backends.trainers.worker import TrainerWorker, TrainerWorkerSettings
 from rollart.config.algorithm import AlgorithmSettings, CorrectionKind, CriticSettings
+from rollart.ports.weights import ShardedWeightStore
 from rollart.ports.worker import Advance
 from rollart.types.errors import RequestError
 from rollart.types.messages import Train
+from rollart.types.rank_shares import Share, split
+from rollart.types.versions import Version
 from rollart.types.weights import WeightKind
 
 T = TypeVar("T")
@@ -65,6 +73,8 @@ class TorchTrainerSettings(TrainerWorkerSettings):
     """What the torch trainer is started with."""
 
     algorithm: AlgorithmSettings = AlgorithmSettings()
+    rank_starter: Any = None
+    """The `RankStarter` of its ranks; None = child processes."""
 
 
 class _Update(NamedTuple):
@@ -87,13 +97,15 @@ class TorchTrainer(TrainerWorker):
     def __init__(
         self, settings: Mapping[str, Any], wake: Callable[[], None], *, rank: RankHandle | None = None
     ) -> None:
-        """`rank` is set on ranks other than 0, which publish and save nothing and execute the calls of rank 0."""
+        """`rank` is set on ranks other than 0, which save nothing and execute the calls of rank 0."""
         own = self._settings = TorchTrainerSettings.model_validate(dict(settings))
         self._rank = 0 if rank is None else rank.info.rank
         self._ranks: Ranks | None = None
         if own.trainer.ranks > 1 and rank is None:
-            alike = own.model_copy(update={"store": None, "checkpoints": None})
-            self._ranks = Ranks(alike, own.trainer.ranks, own.trainer.device, wake)
+            store = own.store if isinstance(own.store, ShardedWeightStore) else None
+            alike = own.model_copy(update={"store": store, "checkpoints": None, "rank_starter": None})
+            starter = own.rank_starter or ChildRanks()
+            self._ranks = Ranks(alike, own.trainer.ranks, own.trainer.device, wake, starter=starter)
         try:
             self._set_up(wake, rank)
         except BaseException:
@@ -108,7 +120,14 @@ class TorchTrainer(TrainerWorker):
         """Frozen initial weights, not those of a checkpoint."""
         model = self._packed.model
         self._adapter = (
-            None if own.trainer.lora is None else Adapter(model, own.trainer.lora, source=own.model, seed=own.seed)
+            None
+            if own.trainer.lora is None
+            else Adapter(
+                model,
+                own.trainer.lora,
+                source=own.source,
+                seed=own.seed,
+            )
         )
         group = rank or self._ranks
         if group is not None:
@@ -116,7 +135,11 @@ class TorchTrainer(TrainerWorker):
             for packed in (self._packed, self._reference):
                 if packed is not None:
                     shard(packed.model, mesh, getattr(torch, own.trainer.dtype))
-        self._published_as = Snapshot(getattr(torch, own.trainer.dtype), "meta" if self._rank else "cpu")
+        dtype = getattr(torch, own.trainer.dtype)
+        self._published_as = Snapshot(dtype, "meta" if self._rank else "cpu")
+        self._own_rows_as = Snapshot(dtype, view=own_part)
+        self._shards: ShardedDraft | None = None
+        self._sending: threading.Thread | None = None
         self._steps = 0
         self._skipped_in_a_row = 0
         critic = own.algorithm.critic()
@@ -155,7 +178,11 @@ class TorchTrainer(TrainerWorker):
             max_grad_norm=own.trainer.max_grad_norm,
             device=torch.device(own.trainer.device),
             ranks=own.trainer.ranks,
+            rank=self._rank,
         )
+
+    def _seat(self) -> tuple[int, int]:
+        return self._settings.trainer.ranks, self._rank
 
     def advance(self, now: float) -> Advance:
         if self._ranks is not None:
@@ -189,6 +216,44 @@ class TorchTrainer(TrainerWorker):
             return self._adapter.adapter_version(factors)
         base = self._published_as.take(self._adapter.base())
         return base if self._rank else self._adapter.full_version(base, factors)
+
+    def _draft(self, version: Version, parent: Version | None, kind: WeightKind) -> Draft:
+        gathered = self._ranks is None or kind is WeightKind.ADAPTER
+        if gathered or not isinstance(self._settings.store, ShardedWeightStore):
+            return super()._draft(version, parent, kind)
+        draft = self._together(self._shards_everywhere, version, parent, kind)
+        draft.begin()
+        self._together(self._send_everywhere)
+        return draft
+
+    def _shards_everywhere(self, version: Version, parent: Version | None, kind: WeightKind) -> ShardedDraft:
+        if self._sending is not None:
+            self._sending.join()  # it reads the copy
+        self._shards = ShardedDraft(
+            version,
+            parent,
+            kind,
+            self._own_rows(),
+            self._bucket_bytes,
+            store=self._settings.store,
+            rank=self._rank,
+            ranks=self._settings.trainer.ranks,
+        )
+        return self._shards
+
+    def _own_rows(self) -> Mapping[str, torch.Tensor]:
+        """A copy of this rank's rows of all weights; tensors of which it has none are left out."""
+        tensors = self._model.state_dict(keep_vars=True) if self._adapter is None else self._adapter.base()
+        rows = {name: own_rows(tensor) for name, tensor in tensors.items()}
+        own = {name: tensor for name, tensor in tensors.items() if rows[name]}
+        copied = self._own_rows_as.take(own)
+        return copied if self._adapter is None else self._adapter.full_shards(copied, self._adapter.factors(), rows)
+
+    def _send_everywhere(self) -> None:
+        """Begin to write the buckets of the other ranks; rank 0 writes its own with the publication."""
+        if self._rank and self._shards is not None:
+            self._sending = threading.Thread(target=self._shards.send, name="shards", daemon=True)
+            self._sending.start()
 
     def _kind(self) -> WeightKind:
         lora = self._settings.trainer.lora
@@ -243,23 +308,27 @@ class TorchTrainer(TrainerWorker):
     # --- one claim
 
     def _step(self, train: Train) -> dict[str, float]:
-        claim = claim_of(train.samples, self._packed.vocabulary, critic=self._critic is not None)
-        return self._together(self._step_everywhere, msgspec.structs.replace(train, samples=()), claim)
+        bare = msgspec.structs.replace(train, samples=(), batches=())
+        if self._ranks is None:
+            (share,) = split(train.samples, 1, self._settings.algorithm.minibatches)
+            return self._step_everywhere(bare, share)
+        if train.minibatches:
+            own = Share(train.samples, train.batches, train.minibatches)
+            return self._ranks.do_sent_shares(self._step_everywhere, own, train.claim, bare)
+        shares = split(train.samples, self._settings.trainer.ranks, self._settings.algorithm.minibatches)
+        return self._ranks.do_shares(self._step_everywhere, shares, bare)
 
-    def _step_everywhere(self, train: Train, claim: Claim) -> dict[str, float]:
+    def _step_everywhere(self, train: Train, share_of_batch: Share) -> dict[str, float]:
         own = self._settings
-        rows = claim.rows
+        ranks = own.trainer.ranks
+        claim = claim_of(share_of_batch, self._packed.vocabulary, ranks, critic=self._critic is not None)
+        steps = self._steps_of(claim)
         before: dict[str, float] = {}
-        if rows and (self._critic is not None or own.algorithm.epochs * own.algorithm.minibatches > 1):
-            rows, before = proximal_pass(
-                self._packed, self._critic, claim, own.trainer.token_budget, own.trainer.ranks, self._rank
-            )
+        if steps and (self._critic is not None or own.algorithm.epochs * own.algorithm.minibatches > 1):
+            claim, before = proximal_pass(self._packed, self._critic, claim, steps, own.trainer.token_budget, ranks)
+            steps = self._steps_of(claim)
         share = own.trainer.schedule.share(self._steps)
-        updates = [
-            self._update(train, part, share)
-            for _ in range(own.algorithm.epochs)
-            for part in mini_batches(rows, own.algorithm.minibatches)
-        ]
+        updates = [self._update(train, step, share) for _ in range(own.algorithm.epochs) for step in steps]
         skipped = sum(not update.finite for update in updates)
         if skipped < len(updates):
             self._steps += 1
@@ -268,8 +337,8 @@ class TorchTrainer(TrainerWorker):
             self._count_skipped(updates[0].skipped_for)
         summary = _mean([update for update in updates if update.finite] or updates) | before
         summary |= {
-            "tokens": float(sum(row.targets.size for row in rows)),
-            "sequences": float(len(rows)),
+            "tokens": float(sum(step.totals.tokens for step in steps)),
+            "sequences": float(sum(step.totals.sequences for step in steps)),
             "learning_rate": own.trainer.learning_rate * share,
             "updates": float(len(updates) - skipped),
             "skipped": float(self._skipped),
@@ -279,20 +348,23 @@ class TorchTrainer(TrainerWorker):
         }
         return {name: value for name, value in summary.items() if math.isfinite(value)}
 
+    def _steps_of(self, claim: Claim) -> list[Step]:
+        """Sequences with zero advantage, as in a group with equal rewards, skip the backward pass, unless the loss has
+        other terms."""
+        trainer, loss = self._settings.trainer, self._settings.algorithm.loss
+        all_move = self._critic is not None or bool(loss.kl_weight or loss.entropy_weight)
+        return steps_of(claim, trainer.token_budget, trainer.ranks, all_move=all_move)
+
     # --- one optimiser step
 
-    def _update(self, train: Train, rows: Sequence[Item], share: float) -> _Update:
+    def _update(self, train: Train, step: Step, share: float) -> _Update:
         """Train on one mini-batch."""
         own = self._settings
         self._clear()
-        moving, still = self._moving(rows)
         # First, because only a backward pass leaves the weights resharded, with gradients on every rank.
         with torch.no_grad():
-            seen, cut_still = self._passes(still, rows)
-        metrics, cut = self._passes(moving, rows)
-        metrics, batches = metrics + seen, cut + cut_still
-        if own.trainer.ranks > 1:
-            metrics = over_ranks(metrics)
+            seen = self._passes(step.still, step)
+        metrics = over_ranks(self._passes(step.moving, step) + seen, own.trainer.ranks)
         summary = metrics.summary()
         summary["grad_norm"] = clip(self._model.parameters(), own.trainer.max_grad_norm)
         if self._critic is not None:
@@ -303,47 +375,34 @@ class TorchTrainer(TrainerWorker):
         skipped_for = ""
         if broken:
             values = ", ".join(f"{name} {summary[name]:g}" for name in broken)
-            skipped_for = self._skip(train, f"{values}: {self._culprit(rows)}")
+            skipped_for = self._skip(train, f"{values}: {self._culprit(step.rows)}")
         else:
             self._apply(share)
         self._clear()
-        return _Update(summary, skipped_for, len(batches), sum(batch.tokens for batch in batches))
+        parts = step.moving, step.still
+        return _Update(summary, skipped_for, sum(part.batches for part in parts), sum(part.tokens for part in parts))
 
-    def _moving(self, rows: Sequence[Item]) -> tuple[Sequence[Item], Sequence[Item]]:
-        """Split rows into those with a gradient and those that are only measured. Sequences with zero advantage, as in
-        a group with equal rewards, skip the backward pass."""
-        loss = self._settings.algorithm.loss
-        if self._critic is not None or loss.kl_weight or loss.entropy_weight:
-            return rows, ()
-        moving = [row for row in rows if row.advantages.any()]
-        if not moving:
-            return rows, ()  # keep a step of zero gradients: without one, moments would not decay
-        return moving, [row for row in rows if not row.advantages.any()]
-
-    def _passes(self, part: Sequence[Item], rows: Sequence[Item]) -> tuple[Metrics, list[MicroBatch]]:
-        """Forward and, where gradients are enabled, backward over part of the mini-batch `rows`; returns its
-        micro-batches."""
-        own = self._settings
-        parts = partition(part, own.trainer.token_budget, own.trainer.ranks)
+    def _passes(self, part: Part, step: Step) -> Metrics:
+        """Forward and, where gradients are enabled, backward over this rank's micro-batches of a part."""
         metrics = Metrics()
-        for batch in parts.shards[self._rank]:
-            loss, measured = self._loss(batch, rows)
+        for batch in part.own:
+            loss, measured = self._loss(batch, step)
             if loss.requires_grad:
                 loss.backward()  # type: ignore[no-untyped-call]
             metrics = metrics + measured
-        for _ in range(parts.passes - len(parts.shards[self._rank])):
+        for _ in range(part.fillers):
             # All ranks gather the layers in every pass, including ranks with nothing left to compute.
-            loss, _nothing = self._loss(filler_batch(rows), rows)
+            loss, _nothing = self._loss(filler_batch(), step)
             if loss.requires_grad:
                 (0.0 * loss).backward()  # type: ignore[no-untyped-call]
-        return metrics, parts.batches
+        return metrics
 
     def _clear(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
         if self._critic is not None:
             self._critic.clear()
 
-    def _loss(self, batch: MicroBatch, rows: Sequence[Item]) -> tuple[torch.Tensor, Metrics]:
+    def _loss(self, batch: MicroBatch, step: Step) -> tuple[torch.Tensor, Metrics]:
         """Contribution of one micro-batch to the loss of the mini-batch."""
         own = self._settings
         scores = self._packed.scores(
@@ -355,7 +414,6 @@ class TorchTrainer(TrainerWorker):
                 reference = self._reference.scores(batch).logprobs
         members = batch.items
         device = scores.logprobs.device
-        total_tokens = sum(row.targets.size for row in rows)
         loss, metrics = policy_loss(
             own.algorithm.loss,
             PackedBatch(
@@ -366,15 +424,15 @@ class TorchTrainer(TrainerWorker):
                     np.repeat(np.arange(len(members)), [member.targets.size for member in members])
                 ).to(device),
                 sequences=len(members),
-                total_tokens=total_tokens,
-                total_sequences=len(rows),
+                total_tokens=step.totals.tokens,
+                total_sequences=step.totals.sequences,
                 proximal=self._proximal(scores.logprobs, members),
                 reference=reference,
                 entropy=scores.entropy,
             ),
         )
         if self._critic is not None and scores.hidden is not None:
-            of_values, measured = self._critic.loss(scores.hidden, members, total_tokens)
+            of_values, measured = self._critic.loss(scores.hidden, members, step.totals.tokens)
             loss, metrics = loss + of_values, metrics + measured
         return loss, metrics
 
@@ -410,17 +468,25 @@ class TorchTrainer(TrainerWorker):
             )
 
     def _culprit(self, rows: Sequence[Item]) -> str:
-        """Most likely cause of a non-finite step."""
+        """Most likely cause of a non-finite step. Collective."""
         for name, parameter in self._model.named_parameters():
             if not whole(parameter).isfinite().all():
                 return f"the weights of {name} are not finite"
-        for row in rows:
-            if not np.isfinite(row.advantages).all():
-                worst = row.advantages[~np.isfinite(row.advantages)][0]
-                return f"trajectory {row.trajectory} has advantage {worst:g}"
-            if not np.isfinite(row.behaviour).all():
-                return f"trajectory {row.trajectory} has non-finite log-probabilities from the engine"
-        return "inputs and weights are finite, so the computation overflowed"
+        found = next((problem for row in rows if (problem := _problem(row))), "")
+        return next(
+            (each for each in of_each_rank(found, self._settings.trainer.ranks) if each),
+            "inputs and weights are finite, so the computation overflowed",
+        )
+
+
+def _problem(row: Item) -> str:
+    """What of a row is not finite; empty if all is."""
+    if not np.isfinite(row.advantages).all():
+        worst = row.advantages[~np.isfinite(row.advantages)][0]
+        return f"trajectory {row.trajectory} has advantage {worst:g}"
+    if not np.isfinite(row.behaviour).all():
+        return f"trajectory {row.trajectory} has non-finite log-probabilities from the engine"
+    return ""
 
 
 def _mean(updates: Sequence[_Update]) -> dict[str, float]:

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save
 from rollart.backends.models import _RANDOM, ModelSetting
 from rollart.backends.stores.tensors import verify_fit
 from rollart.backends.trainers.checkpoint import TOKENIZER_FILES, Checkpoint, write_folder
-from rollart.backends.trainers.sharding import identity, part
+from rollart.backends.trainers.sharding import from_rank_0, identity, of_each_rank, part
 from rollart.types.errors import RequestError, WeightError
 
 CONFIG = "config.json"
@@ -97,10 +97,18 @@ def files(
     yield RANDOM, _packed(_random_state(device))
 
 
-def restore(checkpoint: Checkpoint, layout: Layout, model: Any, optimizer: torch.optim.Optimizer) -> None:
+def restore(
+    checkpoint: Checkpoint,
+    layout: Layout,
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    *,
+    ranks: int = 1,
+    rank: int = 0,
+) -> None:
     """Restore model, optimiser and generators. Hyper-parameters come from the settings, which may have
-    changed since."""
-    saved, own = _read(checkpoint.file(layout.file)), layout.tensors()
+    changed since. Only rank 0 reads the files, which may be on its machine alone."""
+    saved, own = _read(checkpoint.file(layout.file), ranks, rank), layout.tensors()
     try:
         verify_fit(saved, own, checkpoint.version)
     except WeightError as error:
@@ -111,8 +119,8 @@ def restore(checkpoint: Checkpoint, layout: Layout, model: Any, optimizer: torch
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(part(saved[name], like=tensor))
-    _unflatten(_read(checkpoint.file(OPTIMIZER)), checkpoint.folder, model, optimizer)
-    _set_random_state(_read(checkpoint.file(RANDOM)), model.device)
+    _unflatten(_read(checkpoint.file(OPTIMIZER), ranks, rank), checkpoint.folder, model, optimizer)
+    _set_random_state(_read(checkpoint.file(RANDOM), ranks, rank), model.device)
 
 
 def module_state(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> bytes:
@@ -120,9 +128,11 @@ def module_state(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> b
     return _packed({**module.state_dict(), **{_OF_OPTIMIZER + key: v for key, v in moments(module, optimizer).items()}})
 
 
-def restore_module(path: Path, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def restore_module(
+    path: Path, module: torch.nn.Module, optimizer: torch.optim.Optimizer, *, ranks: int = 1, rank: int = 0
+) -> None:
     """Restore a module and its optimiser."""
-    saved = _read(path)
+    saved = dict(_read(path, ranks, rank))
     flat = {key.removeprefix(_OF_OPTIMIZER): saved.pop(key) for key in list(saved) if key.startswith(_OF_OPTIMIZER)}
     try:
         module.load_state_dict(saved)
@@ -136,14 +146,21 @@ def _packed(tensors: Tensors, metadata: dict[str, str] | None = None) -> bytes:
     return data
 
 
-def _read(path: Path) -> dict[str, torch.Tensor]:
+def _read(path: Path, ranks: int, rank: int) -> Tensors:
+    """The tensors of a file, which rank 0 reads. An error of rank 0 is raised by all ranks."""
+    tensors, problem = ({}, "") if rank else _load(path)
+    problem = of_each_rank(problem, ranks)[0]
+    if problem:
+        raise RequestError(problem)
+    return from_rank_0(tensors, ranks)
+
+
+def _load(path: Path) -> tuple[dict[str, torch.Tensor], str]:
     try:
         # Clone each tensor: the optimiser writes in place, and the file may be pruned later.
-        return {name: tensor.clone() for name, tensor in load_file(path).items()}
+        return {name: tensor.clone() for name, tensor in load_file(path).items()}, ""
     except SafetensorError as error:
-        raise RequestError(
-            f"{path} is not safetensors ({error}), and no other format is read; remove the folder"
-        ) from error
+        return {}, f"{path} is not safetensors ({error}), and no other format is read; remove the folder"
 
 
 def _config(model: Any) -> bytes:

@@ -21,9 +21,10 @@ import torch
 from pydantic import ConfigDict, Field
 
 from rollart.backends.trainers import training_state
-from rollart.backends.trainers.checkpoint import Checkpoint, Checkpoints, NotSaved
+from rollart.backends.trainers.checkpoint import Checkpoint, CheckpointPlace, Checkpoints, NotSaved
 from rollart.backends.trainers.packing import Untrainable
-from rollart.backends.trainers.publishing import Publisher
+from rollart.backends.trainers.publishing import Draft, Publisher, WholeDraft
+from rollart.backends.trainers.remote_checkpoints import RemoteCheckpoints, open_checkpoints
 from rollart.config.base import Strict
 from rollart.config.training import KEEP_CHECKPOINTS, TrainerSettings
 from rollart.ports.worker import Advance
@@ -56,6 +57,8 @@ class TrainerWorkerSettings(Strict):
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
     model: str | dict[str, Any]
+    model_source: Path | None = None
+    """Folder of the model on the machine of the user, if it is not `model`; adapters refer to it."""
     store: Any
     """The `WeightStore` that versions are published to."""
     trainer: TrainerSettings = TrainerSettings()
@@ -65,9 +68,14 @@ class TrainerWorkerSettings(Strict):
     """Sampling temperature of the engines."""
     bucket_bytes: int = Field(default=64 * 2**20, ge=1)
     keep_versions: int = Field(default=2, ge=1)
-    checkpoints: str | None = None
-    """Folder that `Save` writes to; if it holds a checkpoint, the trainer starts from it."""
+    checkpoints: str | CheckpointPlace | None = None
+    """Where `Save` writes to, a folder or a place on another machine; the trainer starts from the newest one there."""
     keep_checkpoints: int = Field(default=KEEP_CHECKPOINTS, ge=1)
+
+    @property
+    def source(self) -> str | dict[str, Any]:
+        """The model as the user named it."""
+        return self.model if self.model_source is None else str(self.model_source)
 
 
 class TrainerWorker(ABC):
@@ -82,16 +90,15 @@ class TrainerWorker(ABC):
         layout: training_state.Layout | None = None,
         wake: Callable[[], None] | None = None,
     ) -> None:
-        """With `wake`, versions are published by a thread, from `_snapshot`; without, synchronously.
+        """With `wake`, versions are published by a thread, from `_draft`; without, synchronously.
 
         `layout` is what checkpoints hold; the default is the whole model.
         """
         self._model = model
         self._optimizer = optimizer
         self._layout = layout or training_state.whole_model(model)
-        self._publisher = Publisher(
-            settings.store, bucket_bytes=settings.bucket_bytes, keep=settings.keep_versions, wake=wake
-        )
+        self._bucket_bytes = settings.bucket_bytes
+        self._publisher = Publisher(settings.store, keep=settings.keep_versions, wake=wake)
         self._source_files = training_state.source_files(settings.model, model)
         self._skipped = 0
         self._version: Version | None = None
@@ -105,11 +112,11 @@ class TrainerWorker(ABC):
         self._due: deque[Future[Any]] = deque()
         """Answers of started commands, in order."""
         self._publication: Future[Any] | None = None
-        self._checkpoints: Checkpoints | None = None
+        self._checkpoints: Checkpoints | RemoteCheckpoints | None = None
         self._saved: Version | None = None
         """Version of the newest checkpoint."""
         if settings.checkpoints is not None:
-            self._checkpoints = Checkpoints(Path(settings.checkpoints), keep=settings.keep_checkpoints)
+            self._checkpoints = open_checkpoints(settings.checkpoints, settings.keep_checkpoints)
             checkpoint = self._checkpoints.newest()
             if checkpoint is not None:
                 self._restore(checkpoint)
@@ -137,6 +144,8 @@ class TrainerWorker(ABC):
     def close(self) -> None:
         self._commands.clear()
         self._publisher.close()
+        if self._checkpoints is not None:
+            self._checkpoints.close()
 
     # --- hooks for trainers
 
@@ -153,6 +162,10 @@ class TrainerWorker(ABC):
         """Kind of the version that `_snapshot` returns."""
         return WeightKind.FULL
 
+    def _draft(self, version: Version, parent: Version | None, kind: WeightKind) -> Draft:
+        """The weights as they are now, to be published as this version."""
+        return WholeDraft(version, parent, kind, self._snapshot(), self._bucket_bytes)
+
     def _weights_to_save(self) -> training_state.Tensors:
         return self._layout.tensors()
 
@@ -168,9 +181,14 @@ class TrainerWorker(ABC):
         }
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        training_state.restore(checkpoint, self._layout, self._model, self._optimizer)
+        ranks, rank = self._seat()
+        training_state.restore(checkpoint, self._layout, self._model, self._optimizer, ranks=ranks, rank=rank)
         self._skipped = int(checkpoint.facts["skipped"])
         self._version = self._name = self._saved = checkpoint.version
+
+    def _seat(self) -> tuple[int, int]:
+        """Number of ranks, and which of them this is."""
+        return 1, 0
 
     def _extra_files(self) -> Iterable[tuple[str, bytes]]:
         """Further files of a checkpoint, besides model and optimiser."""
@@ -187,7 +205,7 @@ class TrainerWorker(ABC):
                 return _answered(self._train(command))
             case Publish(version):
                 self._renaming = version
-                self._publication = self._publisher.start(version, self._snapshot, self._kind())
+                self._publication = self._publisher.start(version, self._draft, self._kind())
                 return self._publication
             case Save(version):
                 return _answered(self._save(version))

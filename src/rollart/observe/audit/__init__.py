@@ -14,6 +14,7 @@ from the events below them and compared with what was recorded. One module per r
     tokens        rule 5  what the turns sampled is what the trajectory holds
     waits         rule 6  every wait has an owner and every death an action
     liveness      rule 8  no longer from step to step than the bound that the run stated
+    affinity      rule 9  automatic classes as the run says: recomputed, no flapping, no task left behind
 
 (Rule 7, determinism, is about two runs; the tests and `tools/same_journals.py` check it.)
 

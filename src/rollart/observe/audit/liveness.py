@@ -24,7 +24,7 @@ def epoch_started(state: AuditState, event: j.EpochStarted) -> None:
     _check(state, "start of a trainer", event.at)
 
 
-def worker_died(state: AuditState, event: j.WorkerDied) -> None:
+def worker_died(state: AuditState, event: j.WorkerDied | j.WorkerLeft) -> None:
     if state.roles.get(event.worker, (None, ""))[0] is Role.TRAINER:
         _check(state, "trainer to be given up", event.at)
 

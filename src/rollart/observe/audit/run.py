@@ -21,7 +21,7 @@ def run_started(state: AuditState, event: j.RunStarted) -> None:
 def run_resumed(state: AuditState, event: j.RunResumed) -> None:
     """The new controller may make other promises, if a newer version resumes an old run."""
     if state.run is not None:
-        state.run = msgspec.structs.replace(state.run, rules=event.rules)
+        state.run = msgspec.structs.replace(state.run, rules=event.rules, rewards=event.rewards)
     state.ended = None
     state.roles.clear()
     state.incarnations.clear()

@@ -6,7 +6,9 @@ roll-back or a resume.
 
 Of a group, checked at every claim and every start of a member (`GroupRules`):
 
-- It has its full size, or it is at its last chance: the next update would put its oldest member past the bound.
+- It has its full size, or it is at its last chance: the next update would put its oldest member past the bound. Where
+  a reward compares its members, this is checked when they are compared: they are fixed from then on, and lost members
+  are not replaced.
 - Its members whose tokens are trained are no fewer than the minimum.
 - It never has more members, running or with a result, than its size and the limit of extra ones.
 """
@@ -15,9 +17,10 @@ from collections import Counter
 
 from rollart.config.modes import MODES, Mode
 from rollart.observe.audit import staleness
-from rollart.observe.audit.state import AuditState, GroupState
+from rollart.observe.audit.state import AuditState, GroupState, TrajectoryState
 from rollart.types import journal as j
 from rollart.types.trajectory import Purpose
+from rollart.types.versions import Version
 
 
 def share_redistributed(state: AuditState, event: j.ShareRedistributed) -> None:
@@ -51,12 +54,37 @@ def _promises(
     trained = [state.trajectories[id] for id in group.results if id not in masked]
     if len(trained) < rules.min_size:
         state.wrong(3, f"claim {event.claim} trains {len(trained)} members of group {group.id}: below the minimum")
-    if len(group.results) < run.group_size:
-        oldest = min((member.first for member in trained if member.first is not None), default=None)
-        mode = MODES[Mode(run.mode)]
-        may = mode.check_every_turn and mode.interrupt and oldest is not None
-        if not may or oldest is None or event.served.step - oldest.step < staleness.alpha_of(run, group):
-            state.wrong(3, f"claim {event.claim} takes group {group.id} short of members before its last chance")
+    if len(group.results) < run.group_size and not group.judged and not _last_chance(run, group, trained, event.served):
+        state.wrong(3, f"claim {event.claim} takes group {group.id} short of members before its last chance")
+
+
+def _last_chance(run: j.RunStarted, group: GroupState, members: list[TrajectoryState], served: Version) -> bool:
+    """Whether the next update would put one of these members past the bound."""
+    oldest = min((member.first for member in members if member.first is not None), default=None)
+    mode = MODES[Mode(run.mode)]
+    enforced = mode.check_every_turn and mode.interrupt
+    return enforced and oldest is not None and served.step - oldest.step >= staleness.alpha_of(run, group)
+
+
+def members_compared(state: AuditState, event: j.RewardGiven) -> None:
+    """Members are compared when the group has its size, or at its last chance."""
+    run, first = state.run, state.trajectories.get(event.trajectories[0]) if event.trajectories else None
+    group = None if first is None else state.groups.get(first.group)
+    if run is None or group is None or state.served is None or event.name not in group.judged:
+        return
+    members = [*event.trajectories, *group.lost]
+    if group.opened.purpose is Purpose.EVAL or group.rolled_back or len(members) >= run.group_size:
+        return
+    known = [state.trajectories[id] for id in members if id in state.trajectories]
+    if not _last_chance(run, group, known, state.served):
+        state.wrong(3, f"{event.name} compares {len(members)} members of group {group.id} before its last chance")
+
+
+def rolled_back(state: AuditState, event: j.RolledBack) -> None:
+    """What was a last chance need not be one any more."""
+    forget_redistributions(state, event)
+    for group in state.groups.values():
+        group.rolled_back = True
 
 
 def trajectory_started(state: AuditState, event: j.TrajectoryStarted) -> None:

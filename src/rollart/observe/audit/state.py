@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from rollart.types import journal as j
+from rollart.types.affinity import AffinityRules
 from rollart.types.ids import ClaimId, GroupId, TrajectoryId, WorkerId
 from rollart.types.messages import Role
 from rollart.types.versions import Version
@@ -46,6 +47,10 @@ class TrajectoryState(msgspec.Struct, array_like=True):
     reward: float | None = None
     ended: bool = False
     masked: bool = False
+    given: dict[str, float] = {}
+    """Rewards that were given, by name."""
+    failed: list[str] = []
+    """Rewards that failed for good."""
 
 
 class GroupState(msgspec.Struct, array_like=True):
@@ -64,6 +69,10 @@ class GroupState(msgspec.Struct, array_like=True):
     """Members that it lost to the staleness bound."""
     replaced: list[TrajectoryId] = []
     """Members that it replaced before that."""
+    judged: dict[str, list[TrajectoryId]] = {}
+    """By reward that compares members: those that were compared last."""
+    rolled_back: bool = False
+    """Whether the run was rolled back since it was opened."""
 
     @property
     def id(self) -> GroupId:
@@ -86,6 +95,25 @@ class EngineState(msgspec.Struct, array_like=True):
     version: Version | None = None
     had: list[Version] = []
     """Versions it has served and that a token to come may still carry."""
+
+
+class AffinityState(msgspec.Struct):
+    """What the audit knows of the automatic affinity of a run."""
+
+    rules: AffinityRules
+    assigned: dict[str, str] = {}
+    moves: dict[str, tuple[int, float]] = {}
+    """Moves for a gain, and the time of the last one, by task."""
+    engines: dict[str, list[WorkerId]] = {}
+    """Engines of every class that take new turns."""
+    changed_at: dict[str, float] = {}
+    """When a class got its first engine, or lost its last."""
+    stepped_at: float = -math.inf
+    """Time of the last training step."""
+    placed: dict[str, int] = {}
+    """Trajectories that were placed, by task."""
+    probes: dict[str, int] = {}
+    """Trajectories that were spent on measuring, by task."""
 
 
 class AuditState(msgspec.Struct, kw_only=True):
@@ -162,6 +190,10 @@ class AuditState(msgspec.Struct, kw_only=True):
     stepping_since: float = 0.0
     """Time of the last step, or of the last start or loss of a trainer."""
     slowest_step_s: float = 0.0
+
+    # affinity
+    affinity: AffinityState | None = None
+    """None unless tasks find their hardware class by measurement."""
 
     def wrong(self, rule: int, what: str) -> None:
         """Report a violation at the current event."""

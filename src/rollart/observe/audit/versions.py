@@ -33,7 +33,7 @@ def worker_joined(state: AuditState, event: j.WorkerJoined) -> None:
         engine.joined = True
 
 
-def worker_died(state: AuditState, event: j.WorkerDied) -> None:
+def worker_died(state: AuditState, event: j.WorkerDied | j.WorkerLeft) -> None:
     engine = state.engines.get(event.worker)
     if engine is not None:
         engine.dead = True

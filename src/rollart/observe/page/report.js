@@ -263,7 +263,15 @@
       const rings = heldOut(task).map((e) => [e.step, e.mean_reward]);
       if (!points.length && !rings.length) continue;
       const best = scriptsOf(task).slice(-2).map(([name, value]) => ({ name: `script: ${name}`, value }));
+      const named = [...new Set(D.steps.flatMap((s) => Object.keys(s.reward_parts)))].filter((name) => name.startsWith(`${task}/`)).sort();
       node.append(lineChart({ title: task, unit: "mean reward", low: 0, high: best.length ? 1 : undefined, levels: best, lines: [{ name: "training", points, smooth: smoothed(points), rings, colour: colours[index % 6] }] }));
+      if (named.length) {
+        const lines = named.map((name, number) => {
+          const values = D.steps.filter((s) => name in s.reward_parts).map((s) => [s.step, s.reward_parts[name]]);
+          return { name: name.slice(task.length + 1), points: values, smooth: smoothed(values), rings: [], colour: colours[number % 6] };
+        });
+        node.append(lineChart({ title: `${task}, by reward`, unit: "mean", levels: [], lines }));
+      }
     }
     if (!node.children.length) node.append(h("p", { class: "muted" }, "No training step or evaluation yet."));
   }
@@ -406,6 +414,15 @@
     table(byId("pool-table"), [["pool"], ...causes.map((cause) => [words(cause), "number"])], pools.map(([pool, times]) => { const total = sum(Object.values(times)) || 1; return [pool, ...causes.map((cause) => (times[cause] ? share(times[cause] / total) : "–"))]; }));
   }
 
+  /** Why each task is on its hardware class, where that was measured, and when it was decided. */
+  function affinity() {
+    const why = Object.values(R.affinity);
+    byId("affinity").hidden = !why.length;
+    byId("affinity-note").textContent = `Tasks that found their hardware class by measured cost. ${R.moves ? `${plural(R.moves, "move")} after the first assignment.` : "No task moved after its first assignment."}`;
+    byId("affinity-why").append(...why.map((sentence) => h("li", {}, sentence)));
+    if (R.moves) table(byId("affinity-decisions"), [["at", "number"], ["cause"], ["decision", "wide"]], R.decisions.map((d) => [seconds(d.at), d.cause, d.why.join("; ")]));
+  }
+
   function staleness() {
     const worst = Math.max(0, ...Object.keys(R.staleness).map(Number));
     byId("staleness-note").textContent = `Age of each group in weight updates, when its batch was claimed and when it was trained. Good: at most α = ${R.alpha} at the claim; the maximum here was ${worst}. Training in parallel with rollout adds one to the lag. On average, a sync suspended the engines for ${seconds(R.suspended_s)} and waited ${seconds(R.exposed_s)} for new weights.`;
@@ -536,6 +553,7 @@
   learning();
   timeline();
   idle();
+  affinity();
   staleness();
   outcomes();
   bias();

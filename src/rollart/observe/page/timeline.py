@@ -126,6 +126,8 @@ class TimelineFold:
                 self._span(_row(event.worker), self._spawned.pop(event.worker, at), "starting", event.worker)
             case j.WorkerDied():
                 self._mark(_row(event.worker), "lost", f"{event.worker} was lost: {event.reason} ({event.action})")
+            case j.WorkerLeft():
+                self._mark(_row(event.worker), "left", f"{event.worker} left its node")
             case j.EngineOutOfService():
                 self._mark(_row(event.worker), "lost", f"{event.worker} is out of service: {event.reason}")
             case j.Quarantined():

@@ -1,29 +1,51 @@
-"""Checks shared by all weight stores, with the same messages."""
+"""Rules shared by all weight stores, so that they decide alike and with the same messages."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
 from rollart.types.digests import record_digest
 from rollart.types.errors import VersionMissing, WeightError
 from rollart.types.versions import Version
-from rollart.types.weights import Manifest
+from rollart.types.weights import Manifest, verify_chunks
+
+PIECE_BYTES = 2**20
 
 
-def check_counts(manifest: Manifest, buckets: Sequence[bytes | memoryview]) -> None:
-    """Raise `WeightError` unless the number and sizes of the buckets match the manifest."""
-    version = manifest.version
-    if not len(buckets) == len(manifest.digests) == len(manifest.bucket_bytes):
+def checked_buckets(manifest: Manifest, buckets: Iterable[bytes | memoryview]) -> Iterator[tuple[int, memoryview]]:
+    """Buckets with their indices, one at a time; raises `WeightError` if number or sizes differ from the manifest."""
+    version, count = manifest.version, len(manifest.digests)
+    if count != len(manifest.bucket_bytes):
         raise WeightError(
-            f"{version} has {len(buckets)} buckets, {len(manifest.digests)} digests and "
-            f"{len(manifest.bucket_bytes)} sizes; they must be as many. Nothing was published."
+            f"{version} has {count} digests and {len(manifest.bucket_bytes)} sizes; they must be as many. "
+            "Nothing was published."
         )
-    for index, (bucket, nbytes) in enumerate(zip(buckets, manifest.bucket_bytes, strict=True)):
-        if memoryview(bucket).nbytes != nbytes:
+    given = 0
+    for index, bucket in enumerate(buckets):
+        view = memoryview(bucket).cast("B")
+        if index >= count or view.nbytes != manifest.bucket_bytes[index]:
+            says = f"{manifest.bucket_bytes[index]} bytes" if index < count else f"{count} buckets"
             raise WeightError(
-                f"bucket {index} of {version} has {memoryview(bucket).nbytes} bytes, but its manifest says {nbytes}. "
+                f"bucket {index} of {version} has {view.nbytes} bytes, but its manifest says {says}. "
                 "Nothing was published."
             )
+        yield index, view
+        given += 1
+    if given != count:
+        raise WeightError(f"{version} has {given} buckets, but its manifest says {count}. Nothing was published.")
+
+
+def copy_bucket(manifest: Manifest, index: int, data: bytes | memoryview, place: memoryview) -> None:
+    """Copy a bucket to its place and verify it there, piece by piece while a piece is in the processor's cache."""
+    source = memoryview(data).cast("B")
+
+    def copied() -> Iterator[memoryview]:
+        for start in range(0, len(source), PIECE_BYTES):
+            piece = place[start : start + PIECE_BYTES]
+            piece[:] = source[start : start + PIECE_BYTES]
+            yield piece
+
+    verify_chunks(manifest, index, copied())
 
 
 def check_newer(version: Version, fence: Version | None) -> None:
