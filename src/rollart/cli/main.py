@@ -9,6 +9,7 @@ from rollart import __version__
 from rollart.bench.commands import app as bench
 from rollart.cli.audit import audit
 from rollart.cli.cluster import app as cluster
+from rollart.cli.deploy import app as deploy
 from rollart.cli.doctor import doctor
 from rollart.cli.eval import evaluate
 from rollart.cli.fuzz import fuzz
@@ -41,6 +42,7 @@ app.command("eval")(evaluate)
 app.command()(doctor)
 app.add_typer(reward, name="reward")
 app.add_typer(cluster, name="cluster")
+app.add_typer(deploy, name="deploy")
 app.add_typer(bench, name="bench")
 
 

@@ -1,0 +1,1 @@
+"""Starts of a run elsewhere: on Kubernetes, on Slurm, as a Ray Job."""
