@@ -15,6 +15,7 @@ from rollart.cli.eval import evaluate
 from rollart.cli.fuzz import fuzz
 from rollart.cli.report import report
 from rollart.cli.reward import app as reward
+from rollart.cli.serve import serve
 from rollart.cli.sim import sim
 from rollart.cli.train import train
 from rollart.types.errors import RequestError, RollartError
@@ -39,6 +40,7 @@ app.command()(audit)
 app.command()(report)
 app.command()(train)
 app.command("eval")(evaluate)
+app.command()(serve)
 app.command()(doctor)
 app.add_typer(reward, name="reward")
 app.add_typer(cluster, name="cluster")

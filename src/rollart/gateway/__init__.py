@@ -1,0 +1,1 @@
+"""Endpoints that speak the dialects of agent programs and chat clients."""

@@ -1,0 +1,1 @@
+"""The OpenAI dialect, as data: requests and their checks, answers, errors. No I/O, so that any server can speak it."""
