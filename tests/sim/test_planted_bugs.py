@@ -48,9 +48,10 @@ from rollart.types.versions import Version
 SEEDS = 500
 
 
-def found(rules: set[int], mode: Mode | None = None) -> int:
-    """The first seed that breaks one of the rules."""
-    for seed in range(SEEDS):
+def found(rules: set[int], mode: Mode | None = None, *, near: int = 0) -> int:
+    """A seed that breaks one of the rules. `near`: where the search begins, so that a run of the tests is short."""
+    for offset in range(SEEDS):
+        seed = (near + offset) % SEEDS
         done = run_world(make_world(seed, mode))
         broken = [violation for violation in done.violations if violation.rule in rules]
         if broken:
@@ -65,7 +66,7 @@ def patch(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, make: Callable
 
 def test_the_staleness_check_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StalenessBound, "violated", lambda *_: False)
-    found({2}, Mode.ROLLART)
+    found({2}, Mode.ROLLART, near=5)
 
 
 def test_a_slot_is_lost_when_its_environment_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +76,7 @@ def test_a_slot_is_lost_when_its_environment_fails(monkeypatch: pytest.MonkeyPat
         "release",
         lambda real: lambda self, slot, fault: real(self, slot, fault) if fault is None else None,
     )
-    found({8})
+    found({8}, near=6)
 
 
 def test_a_reward_is_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +127,7 @@ def test_a_default_is_not_marked(monkeypatch: pytest.MonkeyPatch) -> None:
         "_enter",
         lambda real: lambda self, *rest, defaulted: real(self, *rest, defaulted=False),  # noqa: ARG005
     )
-    found({1})
+    found({1}, near=55)
 
 
 def test_a_failed_reward_is_0(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +140,7 @@ def test_a_failed_reward_is_0(monkeypatch: pytest.MonkeyPatch) -> None:
         return failed
 
     patch(monkeypatch, Scoring, "_failed", forgive)
-    found({1})
+    found({1}, near=28)
 
 
 def test_a_member_joins_its_group_after_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +168,7 @@ def test_a_group_is_compared_before_its_last_chance(monkeypatch: pytest.MonkeyPa
         return settle
 
     patch(monkeypatch, Groups, "_settle", hasty)
-    found({3})
+    found({3}, near=15)
 
 
 def test_a_version_is_stamped_before_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +214,7 @@ def test_a_wait_has_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 
     real = Waits.open
     monkeypatch.setattr(Waits, "open", for_ever)
-    found({6, 8})
+    found({6, 8}, near=20)
 
 
 def test_a_claim_is_not_made_durable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +235,7 @@ def test_a_claim_is_not_made_durable(monkeypatch: pytest.MonkeyPatch) -> None:
         return claim
 
     patch(monkeypatch, SampleBuffer, "_claim", forgetful)
-    found({1, 8})
+    found({1, 8}, near=6)
 
 
 def test_a_session_moves_to_an_older_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +245,7 @@ def test_a_session_moves_to_an_older_engine(monkeypatch: pytest.MonkeyPatch) -> 
         "place",
         lambda real: lambda self, trajectory, task, _at_least, *others: real(self, trajectory, task, None, *others),
     )
-    found({4}, Mode.ROLLART)
+    found({4}, Mode.ROLLART, near=15)
 
 
 def test_shares_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,12 +277,12 @@ def test_a_roll_back_keeps_its_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
         return roll_back
 
     patch(monkeypatch, Groups, "roll_back", keep)
-    found({1, 2, 8})
+    found({1, 2, 8}, near=31)
 
 
 def test_a_roll_back_keeps_what_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Groups, "roll_back", lambda self, step, _: setattr(self.buffer, "steps_claimed", step))
-    found({1, 2, 4})
+    found({1, 2, 4}, near=31)
 
 
 def test_a_roll_back_forgets_the_prompts_it_undoes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,7 +377,7 @@ def test_a_redundant_member_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_prompt_that_was_lost_starves(monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits behind all others."""
     monkeypatch.setattr(TicketQueue, "put", lambda self, ticket: self._queues[ticket.prompt.task][1].append(ticket))
-    found({1}, Mode.ROLLART)
+    found({1}, Mode.ROLLART, near=23)
 
 
 def test_a_prompt_that_was_lost_too_often_gets_no_bound_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,7 +401,7 @@ def test_a_group_is_trained_short_of_members_before_its_last_chance(monkeypatch:
 def test_a_short_group_stays_ready_although_a_roll_back_made_it_younger(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice found by the fuzzer itself, before and after the version of the roll-back was in service."""
     monkeypatch.setattr(Groups, "_withdraw_early", lambda *_: None)
-    found({3}, Mode.ROLLART)
+    found({3}, Mode.ROLLART, near=252)
 
 
 def test_redundancy_exceeds_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,7 +436,7 @@ def test_tokens_of_a_masked_member_are_trained(monkeypatch: pytest.MonkeyPatch) 
         return take
 
     patch(monkeypatch, Groups, "take", forgetful)
-    found({1, 2}, Mode.ROLLART)
+    found({1, 2}, Mode.ROLLART, near=37)
 
 
 def test_a_group_gives_up_members_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,7 +455,7 @@ def test_a_hung_trainer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
     real = Waits.open
     monkeypatch.setattr(Waits, "open", patient)
-    found({8})
+    found({8}, near=23)
 
 
 def test_others_fill_in_for_a_task_and_nobody_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,7 +478,7 @@ def test_a_reward_worker_gets_everything_at_once(monkeypatch: pytest.MonkeyPatch
         "join",
         lambda real: lambda self, worker, slots, tasks: real(self, worker, 1000 * slots, tasks),
     )
-    found({8})
+    found({8}, near=65)
 
 
 def test_a_worker_that_leaves_gets_no_successor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -490,7 +491,7 @@ def test_a_worker_that_leaves_gets_no_successor(monkeypatch: pytest.MonkeyPatch)
         return without
 
     patch(monkeypatch, Fleet, "_leaves", leaves)
-    found({8})
+    found({8}, near=12)
 
 
 def test_the_turns_of_an_engine_that_leaves_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -511,18 +512,18 @@ def test_the_turns_of_an_engine_that_leaves_are_forgotten(monkeypatch: pytest.Mo
         "worker_leaves",
         lambda real: lambda self, worker: (real(self, worker), self._fleet.finished(worker)),
     )
-    found({1, 6, 8})
+    found({1, 6, 8}, near=11)
 
 
 def test_tasks_flap_between_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task that has moved does not stay."""
     monkeypatch.setattr(affinity, "MAX_HOLDS", 0)
-    found({9}, Mode.ROLLART)
+    found({9}, Mode.ROLLART, near=61)
 
 
 def test_a_task_waits_for_a_class_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AffinityPolicy, "_lost", lambda *_: None)
-    found({9}, Mode.ROLLART)
+    found({9}, Mode.ROLLART, near=20)
 
 
 def test_a_declared_class_is_overridden(monkeypatch: pytest.MonkeyPatch) -> None:
