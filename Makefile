@@ -18,9 +18,9 @@ venv: $(INSTALLED) ## create .venv with the pinned versions; does nothing while 
 
 # Tests that a full machine does not disturb: they run side by side, on all cores.
 SIDE_BY_SIDE := $(addprefix tests/,algo config control observe policy sim tasks types)
-# Those that start processes, or share something within a file: two at a time, each file in one of them.
-BY_FILE := $(addprefix tests/,app backends bench cli distributed ports)
-# The rest (tools, the examples of README and docstrings) comes last, alone: kills find their victims better that way.
+# The rest starts processes, or shares something within a file: two at a time, each file in one of them, the longest first.
+FIRST := $(addprefix tests/,cluster tools) $(wildcard tests/test_*.py) $(addprefix tests/,app distributed)
+BY_FILE := $(FIRST) $(filter-out $(SIDE_BY_SIDE) $(FIRST) %__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) src
 
 # torch goes first and by its exact pin: resolved with the rest, a looser requirement may pull gigabytes of another build.
 $(INSTALLED): pyproject.toml constraints.txt
@@ -37,7 +37,6 @@ test: $(INSTALLED) ## lint, types, import contracts, tests: all that has to hold
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/pytest -n auto $(SIDE_BY_SIDE)
 	$(BIN)/pytest -n 2 --dist loadfile $(BY_FILE)
-	$(BIN)/pytest $(foreach folder,$(SIDE_BY_SIDE) $(BY_FILE),--ignore=$(folder)) tests src
 
 # Without these the tests on nodes are skipped, each with the reason.
 cluster-tools: ## install what the tests on nodes need: iproute2, by apt-get as root

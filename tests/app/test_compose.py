@@ -45,6 +45,7 @@ def test_a_model_that_is_to_be_made_is_made_once(tmp_path, monkeypatch):
     assert running.with_model(config(), tmp_path).model == config().model
 
 
+@pytest.mark.long
 def test_the_model_is_made_in_a_process_of_its_own(tmp_path, capsys):
     made = running.with_model(config(model={"cold_start": {"steps": 1, "batch_tokens": 64}}), tmp_path).model
     assert (Path(made) / "model.safetensors").is_file()

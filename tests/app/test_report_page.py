@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 from chromium import browser, show, text_of
 from real_cli import Done, rollart, small_task
 
@@ -53,6 +54,7 @@ def train(folder: Path, *changes: str) -> Done:
     return done
 
 
+@pytest.mark.long
 def test_an_injected_hang_is_where_a_reader_looks_for_it(tmp_path: Path) -> None:
     small_task(tmp_path)
     done = train(tmp_path, "eval_every=2", *(f"tasks.maze.{change}" for change in HANG))

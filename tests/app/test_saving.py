@@ -65,6 +65,7 @@ def test_the_command_says_it_too_and_eval_plays_it(tmp_path: Path, monkeypatch: 
     assert json.loads(played.out)["checkpoint"] == checkpoint
 
 
+@pytest.mark.long
 def test_of_lora_the_adapter_with_the_model_that_it_is_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,6 +117,7 @@ exec "$@" train config.toml --runtime inline --set checkpoint_every=0 --set mode
 """
 
 
+@pytest.mark.long
 def test_a_disk_that_is_full_at_the_last_save_is_an_error(tmp_path: Path) -> None:
     """Room for the journal, and not for a checkpoint of 3 MB."""
     own_mounts = ["unshare", "--map-root-user", "--mount"]

@@ -28,6 +28,7 @@ SMALL = (
 )
 
 
+@pytest.mark.long
 def test_two_steps_with_all_workers_in_processes(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'rollart[ray]'")
     words = ["train", "frozenlake", "--json", "--out", "run"]

@@ -147,7 +147,8 @@ def test_engines_and_environments_that_are_killed_or_frozen(tmp_path: Path) -> N
     assert all(event.reward is None for event in failed)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_a_run_whose_engines_keep_dying_ends_with_a_reason(tmp_path: Path) -> None:
     with running(tmp_path) as run:
         run.until(lambda events: steps(events) >= 1)

@@ -140,6 +140,7 @@ def test_what_was_compiled_is_kept(tmp_path):
 
 
 @pytest.mark.usefixtures("library")
+@pytest.mark.long
 def test_other_processors_get_their_own(tmp_path, monkeypatch):
     first = compiled(tmp_path)
     monkeypatch.setattr(kernels, "_processor", lambda: "another")

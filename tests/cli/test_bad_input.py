@@ -201,6 +201,7 @@ mount -o remount,size=64m disk
 """
 
 
+@pytest.mark.long
 def test_a_full_disk_stops_the_run_which_goes_on_when_there_is_room(tmp_path: Path) -> None:
     """Room for two checkpoints of 2.4 MB and for the journal, and not for a third."""
     own_mounts = ["unshare", "--map-root-user", "--mount"]

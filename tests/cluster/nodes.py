@@ -99,6 +99,8 @@ class Network:
             raise CannotMakeNodes("needs root")
         if shutil.which("ip") is None:
             raise CannotMakeNodes("needs `ip` of iproute2: make cluster-tools")
+        if Path(__file__).is_relative_to("/tmp") or Path(sys.prefix).is_relative_to("/tmp"):
+            raise CannotMakeNodes("this checkout is in /tmp, and every node has its own: clone it to another folder")
         remove_leftovers()
         try:
             ip("netns", "add", self.switch)

@@ -36,7 +36,7 @@ def run(*words: str) -> dict[str, object]:
     "seed",
     [
         pytest.param(20, id="everything while the run starts"),
-        pytest.param(25, id="the raylet after a step"),
+        pytest.param(25, id="the raylet after a step", marks=pytest.mark.long),
     ],
 )
 @pytest.mark.timeout(600)
