@@ -2,7 +2,8 @@
 
     publish NODE STEP | read NODE STEP | forget NODE | quit
 
-Nodes are numbers of the network's nodes; every command is answered with a line.
+`forget` says that the node was switched off. Nodes are numbers of the network's nodes; every command is answered with
+a line.
 """
 
 import sys
@@ -22,7 +23,7 @@ NOTICED_S = 120.0
 
 def main(address):
     with RayCluster(address), ray_weights("nodes", slot_bytes=1 << 16) as store:
-        users = {}
+        users, nodes, dead = {}, {}, set()
         say("ready")
         for line in sys.stdin:
             command, *numbers = line.split()
@@ -31,10 +32,12 @@ def main(address):
             node, *steps = map(int, numbers)
             if command == "forget":
                 users.pop(node, None)
+                dead.add(nodes[node])
                 say("forgotten")
                 continue
             if node not in users:
-                users[node] = user(store, node_at(f"{SUBNETS[CLUSTER]}.{node + 1}"))
+                nodes[node] = node_at(f"{SUBNETS[CLUSTER]}.{node + 1}", dead)
+                users[node] = user(store, nodes[node])
             try:
                 done = result(getattr(users[node], command).remote(Version(0, *steps)))
                 say(command, sum(map(sum, done)) if done else "done")
@@ -47,15 +50,16 @@ def say(*words):
     sys.stdout.flush()
 
 
-def node_at(address):
-    """The node at an address; one that was switched off and on again is there twice until Ray has noticed."""
+def node_at(address, dead):
+    """The node at an address. One that was switched off stays in Ray's list until its death is noticed, and one that
+    was switched on again may enter the list after `ray start` has returned."""
     until = time.monotonic() + NOTICED_S
     while True:
-        found = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeManagerAddress"] == address]
-        if len(found) == 1:
-            return found[0]
+        for node in ray.nodes():
+            if node["Alive"] and node["NodeManagerAddress"] == address and node["NodeID"] not in dead:
+                return node["NodeID"]
         if time.monotonic() > until:
-            raise TimeoutError(f"{len(found)} nodes are alive at {address}")
+            raise TimeoutError(f"no node is alive at {address}")
         time.sleep(0.2)
 
 
