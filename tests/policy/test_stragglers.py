@@ -97,7 +97,17 @@ def test_the_end_of_a_member_says_whether_it_was_late_and_only_results_are_measu
 
 
 def test_a_late_member_is_replaced_at_half_time() -> None:
-    assert replace_at(began=4.0, last_claim_at=10.0) == 7.0
+    assert replace_at(began=4.0, last_claim_at=10.0, patience_s=2.0, rounds=0) == 7.0
+
+
+def test_patience_doubles_with_every_round_of_replacements() -> None:
+    assert [replace_at(began=4.0, last_claim_at=2.0, patience_s=2.0, rounds=rounds) for rounds in range(4)] == [
+        6.0,
+        8.0,
+        12.0,
+        20.0,
+    ]
+    assert replace_at(began=4.0, last_claim_at=2.0, patience_s=2.0, rounds=10**6) < 10**6, "finite"
 
 
 def test_the_pace_of_claims_is_that_of_the_last_ones() -> None:

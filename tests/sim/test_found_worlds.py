@@ -1,11 +1,12 @@
 """Worlds in which the fuzzer found a bug, shrunk and written out: seeds draw other worlds when the drawing changes."""
 
+import math
 from collections import Counter
 
 from rollart.sim.crashes import run_world
 from rollart.sim.faults import Fault
 from rollart.sim.fuzz import World
-from rollart.types.journal import MembersLost, StepTrained, TrajectoryEnded
+from rollart.types.journal import MemberReplaced, MembersLost, StepTrained, TrajectoryEnded, WorkerDied
 from rollart.types.trajectory import Outcome
 
 CONGESTED_REWARDS = World(
@@ -138,3 +139,98 @@ def test_a_ready_group_that_loses_an_extra_member_is_still_ready() -> None:
     assert done.violations == []
     assert sum(isinstance(event, StepTrained) for event in done.events) == 7
     assert any(isinstance(event, MembersLost) for event in done.events)
+
+
+FROZEN_ENGINE = World(
+    seed=1207851,
+    tables={
+        "name": "frozen-engine",
+        "seed": 1207851,
+        "steps": 8,
+        "mode": "sync_plus",
+        "alpha": 0,
+        "batch": {"trajectories": 4, "group_size": 4, "extra_members": "auto"},
+        "tasks": {
+            "task0": {
+                "hardware": "any",
+                "environments": 9,
+                "environments_per_worker": 6,
+                "max_turns": 4,
+                "max_turn_tokens": 46,
+                "max_context": 4096,
+                "step_deadline_s": 10.0,
+                "share_deadline_s": 600.0,
+            },
+        },
+        "pools": {"fast": {"engines": 1}, "wide": {"engines": 1}},
+        "deadlines": {"engine_silent_s": 10.0, "turn_s": 60.0, "model_loads_s": 45.0, "no_engine_s": 45.0},
+        "sim": {
+            "model": "tiny",
+            "engine": {"slots": 7, "max_context": 4096},
+            "trainer": {"hardware": "fast"},
+            "tasks": {
+                "task0": {
+                    "prompt_tokens": 30,
+                    "observation_tokens": 8,
+                    "answer_tokens": 15,
+                    "turns": 2,
+                    "reset_s": 0.2,
+                    "step_s": 0.2,
+                    "reward_s": 0.3,
+                },
+            },
+        },
+    },
+    faults=(Fault(3, "freeze", "engine/wide/", at_s=5.0, for_s=math.inf),),
+)
+"""An engine freezes, and members at it are replaced every two seconds, long before it counts as silent. While aborted
+requests did not count as requests, it was never found, got most turns, because it was idle, and no batch was filled."""
+
+
+def test_an_engine_that_never_answers_an_abort_is_silent() -> None:
+    done = run_world(FROZEN_ENGINE)
+    assert done.violations == []
+    assert sum(isinstance(event, StepTrained) for event in done.events) == 8
+    deaths = [event for event in done.events if isinstance(event, WorkerDied)]
+    assert [death.worker for death in deaths] == ["engine/wide/0.0"]
+    assert deaths[0].reason.startswith("silent for 10 s")
+
+
+EVERYTHING_SLOWS_DOWN = World(
+    seed=1,
+    tables={
+        "name": "everything-slows-down",
+        "seed": 1,
+        "steps": 30,
+        "mode": "rollart",
+        "alpha": 1,
+        "batch": {"trajectories": 8, "group_size": 4},
+        "tasks": {"task0": {"environments": 16, "max_turn_tokens": 64, "max_context": 4096, "share_deadline_s": 600.0}},
+        "pools": {"fast": {"engines": 1, "inject": [{"decode": 20.0, "prefill": 20.0, "from_s": 6.0}]}},
+        "sim": {
+            "model": "tiny",
+            "engine": {"slots": 16, "max_context": 4096},
+            "trainer": {"hardware": "fast"},
+            "tasks": {
+                "task0": {
+                    "prompt_tokens": 30,
+                    "observation_tokens": 8,
+                    "answer_tokens": 40,
+                    "turns": 3,
+                    "reset_s": 0.1,
+                    "step_s": 0.1,
+                    "reward_s": 0.1,
+                },
+            },
+        },
+    },
+)
+"""The only pool becomes twenty times slower. Every member was then late and replaced before it could finish, for ever,
+because patience is measured from members that finish."""
+
+
+def test_members_finish_when_everything_slows_down() -> None:
+    done = run_world(EVERYTHING_SLOWS_DOWN)
+    assert done.violations == []
+    assert sum(isinstance(event, StepTrained) for event in done.events) == 30
+    assert any(isinstance(event, MemberReplaced) for event in done.events)

@@ -349,7 +349,10 @@ class Groups:
             return None
         claims_left = group.bound.claims_left(self._served(), group.oldest)
         last_claim_at = None if claims_left is None else self._pace.last_claim_at(claims_left)
-        return None if last_claim_at is None else replace_at(began, last_claim_at)
+        patience_s = self._stragglers.patience_s(group.task)
+        if last_claim_at is None or patience_s is None:
+            return None
+        return replace_at(began, last_claim_at, patience_s, group.replaced // group.size)
 
     def _group_of_member(self, id: TrajectoryId) -> OpenGroup | None:
         """The group of a running training member; None once it is claimed or has ended."""
@@ -357,6 +360,7 @@ class Groups:
 
     def _replace(self, group: OpenGroup, id: TrajectoryId) -> None:
         self._context.record(MemberReplaced(self._context.now(), group.id, id))
+        group.replaced += 1
         self._book.masked(group.id, id)
         self._episodes.stop_episode(id, Outcome.STALE, "replaced: it would miss the staleness bound")
 

@@ -98,12 +98,18 @@ class _Engine:
         self.in_flight = 0
         """Number of turns at this engine."""
         self.aborting: dict[RequestId, _Session] = {}
-        """Aborted requests whose final token count has not been reported."""
+        """Aborted requests that it has not answered: their final token count is not known."""
         self.heard_at = now
         self.leaves = False
         """It gets no new turns; those at it finish."""
         self.wait = Wait(silent)
-        """Progress watchdog; open while the engine has requests."""
+        """Progress watchdog; open while the engine owes answers."""
+
+    @property
+    def owes(self) -> int:
+        """Number of requests that it has not answered. Aborted ones count: an engine that is frozen while its requests
+        are aborted one after another, because their members are replaced, would never look silent."""
+        return self.in_flight + len(self.aborting)
 
 
 class LLMProxy:
@@ -321,6 +327,7 @@ class LLMProxy:
         session.request, session.engine = request, engine
         if not engine.in_flight:
             self._context.accounts.engine_busy(engine.pool, +1, self._context.now())
+        if not engine.owes:
             engine.heard_at = self._context.now()
             self._listen_for(engine, self._context.config.deadlines.engine_silent_s)
         engine.in_flight += 1
@@ -339,7 +346,8 @@ class LLMProxy:
         self._router.request_ended(engine.worker)
         if not engine.in_flight:
             self._context.accounts.engine_busy(engine.pool, -1, self._context.now())
-            self._context.waits.close(engine.wait)
+            if not engine.aborting:
+                self._context.waits.close(engine.wait)
             if engine.leaves:
                 # Not at once: the caller may send the turn to it again.
                 self._context.call_at(self._context.now(), self._finish_leaving, engine)
@@ -393,13 +401,21 @@ class LLMProxy:
         sampled = session.partial.tokens.length
         self._context.record(TurnAborted(self._context.now(), session.trajectory.id, worker, sampled))
 
+    def _aborted(self, worker: WorkerId, request: RequestId, generated: Generated = NOTHING) -> None:
+        """The answer to a request that was aborted, if it is one."""
+        engine = self._engines[worker]
+        session = engine.aborting.pop(request, None)
+        if session is None:
+            return
+        session.partial = session.partial.then(generated)
+        self._record_aborted(session, worker)
+        if not engine.owes:
+            self._context.waits.close(engine.wait)
+
     def _turn_done(self, worker: WorkerId, event: TurnDone) -> None:
         session = self._find(worker, event.request)
         if session is None:
-            aborted = self._engines[worker].aborting.pop(event.request, None)
-            if aborted is not None:
-                aborted.partial = aborted.partial.then(event.generated)
-                self._record_aborted(aborted, worker)
+            self._aborted(worker, event.request, event.generated)
             return
         self._extend(session, event.generated)
         usage = event.usage
@@ -411,22 +427,26 @@ class LLMProxy:
 
     def _prefix_miss(self, worker: WorkerId, event: PrefixMiss) -> None:
         session = self._find(worker, event.request)
-        if session is not None:
-            self._detach(session)
-            self._add(session, worker, whole=True)
+        if session is None:
+            self._aborted(worker, event.request)
+            return
+        self._detach(session)
+        self._add(session, worker, whole=True)
 
     def _refused(self, worker: WorkerId, event: Refused) -> None:
         session = self._find(worker, event.request)
-        if session is not None:
-            self._detach(session)
-            self._finish(session, EngineFault(f"{worker} refused a turn: {event.reason}"))
+        if session is None:
+            self._aborted(worker, event.request)
+            return
+        self._detach(session)
+        self._finish(session, EngineFault(f"{worker} refused a turn: {event.reason}"))
 
     # Silence.
 
     def _listen_for(self, engine: _Engine, seconds: float) -> None:
-        """Watch for an engine that has requests and reports nothing.
+        """Watch for an engine that owes answers and reports nothing.
 
-        The wait is open exactly while the engine has requests, and is renewed when it expires, not at every event.
+        The wait is open exactly while the engine owes any, and is renewed when it expires, not at every event.
         """
         self._context.waits.open(engine.wait, engine.worker, "progress", seconds, "it is replaced")
 
@@ -437,6 +457,6 @@ class LLMProxy:
         # Compare times, not spans: at the deadline a span may be an ulp short of the limit, forever.
         if now >= due and not self._suspended:
             silent_s = now - engine.heard_at
-            self._fleet.replace(worker, f"silent for {silent_s:g} s with {engine.in_flight} requests in flight")
+            self._fleet.replace(worker, f"silent for {silent_s:g} s with {engine.owes} requests in flight")
         else:
             self._listen_for(engine, limit_s if self._suspended else due - now)

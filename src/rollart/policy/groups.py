@@ -54,6 +54,8 @@ class OpenGroup:
     kept: dict[TrajectoryId, Version | None] = field(default_factory=dict)
     """Members with a result, in the order in which they ended. Masked ones have no version: they do not age it."""
     masked: set[TrajectoryId] = field(default_factory=set)
+    replaced: int = 0
+    """Members that were replaced because they were late."""
     failed: int = 0
     lost: int = 0
     """Updates at which it lost members to the staleness bound."""

@@ -15,7 +15,9 @@ quarter. Two decisions follow, both only where a staleness bound is enforced:
     fresh                                                  ┼─────────────►
 
 Until a task has enough results there is no patience: nothing is late. Durations of members that were replaced are not
-known; prompts that are slow for good are measured under the bounds of their own that they get.
+known; prompts that are slow for good are measured under the bounds of their own that they get. A group whose members
+were all replaced once gives the next ones twice the patience, and so on: if everything became slower at once, members
+still finish.
 """
 
 from bisect import bisect_left, insort
@@ -30,6 +32,8 @@ ENOUGH = 16
 """Number of results before there is a patience."""
 QUANTILE = 0.75
 FACTOR = 2.0
+MAX_ROUNDS = 16
+"""Limit of the exponent."""
 
 
 class Durations:
@@ -102,13 +106,17 @@ class StragglerBook:
         return min(wakes, default=None)
 
 
-def replace_at(began: float, last_claim_at: float) -> float:
+def replace_at(began: float, last_claim_at: float, patience_s: float, rounds: int) -> float:
     """When a late member is replaced, given the estimated time of the last claim that its group can be part of.
 
-    >>> replace_at(began=10.0, last_claim_at=14.0)
+    `rounds`: how often all members of the group were replaced.
+
+    >>> replace_at(began=10.0, last_claim_at=14.0, patience_s=1.5, rounds=0)
     12.0
+    >>> replace_at(began=10.0, last_claim_at=14.0, patience_s=1.5, rounds=2)
+    16.0
     """
-    return (began + last_claim_at) / 2
+    return max((began + last_claim_at) / 2, began + patience_s * 2.0 ** min(rounds, MAX_ROUNDS))
 
 
 class ClaimPace:

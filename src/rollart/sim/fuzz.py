@@ -224,9 +224,12 @@ def _algorithm(dice: _Dice) -> dict[str, Any]:
 def _congest(dice: _Dice, tables: dict[str, Any]) -> None:
     """In a few worlds rewards are the bottleneck: one slot, and more to score than it gets done within a deadline.
 
-    Drawn from dice of its own too.
+    Drawn from dice of its own too. Such a world filters a limited number of groups: one that may filter them all has no
+    bound on what it must score for a batch.
     """
     if dice.chance(0.04):
+        if tables["algorithm"]["filter_zero_variance"]:
+            tables["algorithm"].setdefault("filter_limit", 1.0)
         tables["reward_workers"] = tables["sim"]["reward"]["slots"] = 1
         for task in tables["sim"]["tasks"].values():
             task["reward_s"]["median"] = dice.real(0.8, 2.0)
