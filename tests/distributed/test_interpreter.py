@@ -12,7 +12,8 @@ from other_python import other_python
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'rollart[ray]'")
 
 import rollart
-from rollart.distributed.interpreter import check_interpreter, project_paths
+from rollart.distributed.interpreter import check_interpreter
+from rollart.ports.import_paths import project_paths
 from rollart.types.errors import RequestError
 
 OURS = {

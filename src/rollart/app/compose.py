@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rollart.backends.engines.checkpoint_config import ModelShape, read_shape
 from rollart.backends.environments.codec import Codec
+from rollart.backends.environments.sources import open_source
 from rollart.backends.stores.folder import FolderStore
 from rollart.backends.stores.shared import SharedMemoryStore
 from rollart.backends.trainers.checkpoint import CheckpointPlace
@@ -80,7 +81,8 @@ def check_real(config: RunConfig) -> None:
                 f"tasks.{name}.environment",
                 f'is missing{others}; name a factory such as "rollart.tasks.frozenlake:FrozenLake"',
             )
-        _check_factory(f"tasks.{name}.environment", task.environment)
+        if not task.python:  # else what it imports is there: `check_interpreters`
+            _check_factory(f"tasks.{name}.environment", task.environment)
         for index, reward in enumerate(task.all_rewards):
             _check_reward(f"tasks.{name}.rewards.{index}.function" if task.rewards else f"tasks.{name}.reward", reward)
     for name, pool in config.pools.items():
@@ -112,6 +114,7 @@ def check_interpreters(config: RunConfig, *, processes: bool) -> None:
 
     `processes`: workers run in their own processes. Every interpreter is started once, for a second or two.
     """
+    _check_own_interpreters(config)
     checked = set()
     for name, pool in config.pools.items():
         needed = ("vllm",) if pool.engine == "vllm" else ()
@@ -137,10 +140,25 @@ def check_interpreters(config: RunConfig, *, processes: bool) -> None:
             checked.add((pool.python, needed))
 
 
-def interpreter_of(pool: PoolSettings) -> str:
-    """Absolute path of the pool's interpreter; empty for the controller's."""
+def _check_own_interpreters(config: RunConfig) -> None:
+    """Refuse tasks whose environments cannot be played by the interpreter that they name. Every one is started once."""
+    for name, task in config.tasks.items():
+        if task.python:
+            try:
+                open_source(name, _hosted(task), slots=1).close()
+            except RequestError as error:
+                raise ConfigError(f"tasks.{name}.python", str(error)) from error
+
+
+def interpreter_of(settings: PoolSettings | TaskSettings) -> str:
+    """Absolute path of the interpreter of a pool or a task; empty for the controller's."""
     # Not resolved: the interpreter of a virtual environment is a symlink to another one.
-    return str(Path(pool.python).absolute()) if pool.python else ""
+    return str(Path(settings.python).absolute()) if settings.python else ""
+
+
+def _hosted(task: TaskSettings) -> TaskSettings:
+    """Settings of a task as its workers get them, wherever they run."""
+    return task.model_copy(update={"python": interpreter_of(task)})
 
 
 def _check_factory(key: str, path: str) -> None:
@@ -401,7 +419,7 @@ def _environments(config: RunConfig) -> list[WorkerSpec]:
         for index, slots in enumerate(sizes):
             settings = {
                 "task": name,
-                "settings": task,
+                "settings": _hosted(task),
                 "codec": codec,
                 "codec_settings": codec_settings,
                 "slots": slots,

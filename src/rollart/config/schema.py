@@ -132,6 +132,12 @@ class TaskSettings(Strict):
     environment: str = ""
     """Factory path of the environment, `package.module:callable` (real runs)."""
     environment_settings: dict[str, Any] = Field(default_factory=dict)
+    python: str = ""
+    """Path of a Python interpreter that plays its environments, such as `.venv-fields/bin/python` (real runs).
+
+    Defaults to the worker's own. It needs Python 3.10 and the environment's packages, and nothing of rollart; on a
+    cluster it must exist on every node that runs environments.
+    """
     inject: Injections = ()
     """Latency and failures injected into its environments, one table or several (real runs)."""
     reward: str = ""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ray._private.runtime_env import packaging
 
-from rollart.distributed.interpreter import project_paths
+from rollart.ports.import_paths import project_paths
 from rollart.types.errors import RequestError
 
 MAX_BYTES = 128 * 2**20

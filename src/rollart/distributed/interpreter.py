@@ -9,10 +9,8 @@ import importlib.metadata
 import json
 import os
 import shlex
-import site
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +65,6 @@ def check_interpreter(python: str, *needed: str) -> None:
         raise RequestError(f"{python} cannot run workers of rollart: {found['problem']}; install what is missing there")
     if found["missing"]:
         raise RequestError(f"{python} has no {', '.join(found['missing'])}; install it there, or use another")
-
-
-def project_paths() -> tuple[str, ...]:
-    """Import paths of this interpreter, without its own packages and standard library."""
-    own = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    own += [*site.getsitepackages(), site.getusersitepackages()]
-    return tuple(
-        path
-        for path in sys.path
-        if not path.endswith(".zip") and not any(Path(path).absolute().is_relative_to(folder) for folder in own)
-    )
 
 
 def _probe(python: str, needed: tuple[str, ...]) -> dict[str, Any]:

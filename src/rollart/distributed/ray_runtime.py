@@ -33,7 +33,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from rollart.distributed import ray_placement
 from rollart.distributed.code_travel import Code
-from rollart.distributed.interpreter import own_version, project_paths
+from rollart.distributed.interpreter import own_version
 from rollart.distributed.link import Peer, PeerServer
 from rollart.distributed.ray_files import ControllerFiles
 from rollart.distributed.ray_placement import Reserved
@@ -42,6 +42,7 @@ from rollart.distributed.remote_logs import collect
 from rollart.distributed.travelling import pack
 from rollart.distributed.wire import Died, Message, decode, encode
 from rollart.policy.placement import Moves
+from rollart.ports.import_paths import project_paths
 from rollart.ports.ranks import RankStarter, Shares
 from rollart.ports.runtime import Listener
 from rollart.types.errors import InvariantBroken, LinkError, RequestError, RuntimeLost

@@ -5,10 +5,13 @@ provides the object below. It may block: each runs in its own thread, so that a 
 Rendering and tokenising happen beside the environment: text never reaches the controller.
 """
 
-from collections.abc import Awaitable
-from typing import NamedTuple, Protocol
+from __future__ import annotations
 
-from rollart.types.trajectory import Prompt
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:  # where environments have an interpreter of their own, there is no msgspec
+    from rollart.types.trajectory import Prompt
 
 
 class TextStep(NamedTuple):

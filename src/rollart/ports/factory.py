@@ -36,6 +36,11 @@ def moved(before: Path, after: Path) -> None:
     _moved.append((before, after))
 
 
+def moves() -> list[tuple[str, str]]:
+    """What `moved` was called with, for a process that this one starts."""
+    return [(str(before), str(after)) for before, after in _moved]
+
+
 def load(path: str) -> Callable[..., Any]:
     """Import the callable of a path; it may be nested (`package.module:Class.method`).
 

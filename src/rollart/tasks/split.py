@@ -4,11 +4,16 @@ Invariant: a hash of the content alone decides its side, in every process and ve
 put a held-out problem into training.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from rollart.types.errors import RequestError
-from rollart.types.trajectory import Prompt
+
+if TYPE_CHECKING:  # where environments have an interpreter of their own, there is no msgspec
+    from rollart.types.trajectory import Prompt
 
 HELD_OUT_SHARE = 0.25
 """Share of all contents, by hash."""
@@ -40,4 +45,4 @@ def draw(prompt: Prompt, make: Callable[[int], str]) -> str:
 
 
 def _number(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

@@ -1,10 +1,17 @@
 """Environments: simulated, and text environments in the host."""
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from other_python import other_python
 from worker_settings import worker_settings
 
+from harnesses import remote_counter
 from harnesses.common import COUNTS, TASK, Count, profile, prompt
 from rollart.backends.environments.host import EnvironmentHost
 from rollart.conformance.environment import EnvironmentHarness
@@ -67,6 +74,36 @@ def hosted_environments() -> EnvironmentHarness:
     )
 
 
+def remote_environments() -> EnvironmentHarness:
+    """In an interpreter of its own, which has nothing but the standard library."""
+    folder = Path(tempfile.mkdtemp(prefix="rollart-remote-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    python, executed = other_python(folder, packages=False), folder / "executed"
+    executed.touch()
+
+    def host(wake: Callable[[], None], *, transcripts: bool = False, **settings: Any) -> EnvironmentHost:
+        flat = {
+            "task": TASK,
+            "transcripts": transcripts,
+            "environment": f"{remote_counter.__file__}:Counter",
+            "python": python,
+            "slots": 3,
+            "environment_settings": {"count": str(executed), **settings},
+        }
+        return EnvironmentHost(worker_settings(EnvironmentHost, flat), wake)
+
+    return EnvironmentHarness(
+        build=host,
+        prompt=prompt,
+        action=lambda turn: Segment.of([65 + turn]),
+        virtual=False,
+        failing_reset=partial(host, fail="reset"),
+        failing_step=partial(host, fail="step"),
+        executed=lambda: executed.stat().st_size,
+        transcribing=partial(host, transcripts=True),
+    )
+
+
 def simulated_environments() -> EnvironmentHarness:
     def settings(**changes: Any) -> Mapping[str, Any]:
         return {"task": TASK, "profile": profile(**changes), "slots": 3, "seed": 2}
@@ -84,4 +121,5 @@ def simulated_environments() -> EnvironmentHarness:
 ENVIRONMENTS: dict[str, Callable[[], EnvironmentHarness]] = {
     "sim": simulated_environments,
     "host": hosted_environments,
+    "interpreter": remote_environments,
 }

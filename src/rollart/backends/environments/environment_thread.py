@@ -8,14 +8,14 @@ ends; its answer is discarded.
 import asyncio
 import inspect
 import logging
-import math
-import numbers
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rollart.backends.environments.checked import problem
 from rollart.backends.environments.codec import Codec
+from rollart.backends.environments.interpreter import RemoteFailure
 from rollart.backends.environments.recorder import Recorder
 from rollart.ports.environment import AnyTextEnvironment, TextStep
 from rollart.types.errors import WRONG_CODE
@@ -74,12 +74,20 @@ class EnvironmentThread:
     def leave(self) -> None:
         """End the episode: close its environment."""
         self.episode = None
+        self._abandon()
         self._give(_CLOSE)
 
     def end(self) -> None:
         """Close the environment and end the thread as soon as it is free."""
         self.episode = None
+        self._abandon()
         self._give(_END)
+
+    def _abandon(self) -> None:
+        """Stop waiting for an environment in another process, which may hang; one in this process cannot be stopped."""
+        abandon = getattr(self._environment, "abandon", None)
+        if self.busy and abandon is not None:
+            abandon()
 
     def _give(self, job: Reset | Step | str) -> None:
         self._given += 1
@@ -100,6 +108,8 @@ class EnvironmentThread:
             answer: Answer
             try:
                 answer = self._reset(job) if isinstance(job, Reset) else self._step(job)
+            except RemoteFailure as error:
+                answer = EnvironmentFailed(job.episode, turn, str(error), permanent=error.permanent)
             except BaseException as error:  # noqa: BLE001 - the boundary of user code: its errors are attributed to it
                 reason = f"{type(error).__name__}: {error}"
                 answer = EnvironmentFailed(job.episode, turn, reason, permanent=isinstance(error, WRONG_CODE))
@@ -121,7 +131,7 @@ class EnvironmentThread:
         action = step.action.ids().tolist()
         text = self._codec.text(action)
         answer = self._wait(self._environment.step(text))
-        if self._recorder is not None and not _problem(answer):
+        if self._recorder is not None and not problem(answer):
             self._recorder.acted(self._seen, text, len(action), answer)
         return self._observed(step.episode, step.turn, answer, self._missing_end(action))
 
@@ -143,9 +153,9 @@ class EnvironmentThread:
         return self._loop.run(awaited())
 
     def _observed(self, episode: TrajectoryId, turn: int, step: TextStep, before: Sequence[int] = ()) -> Answer:
-        problem = _problem(step)
-        if problem:
-            return EnvironmentFailed(episode, turn, problem, permanent=True)
+        wrong = problem(step)
+        if wrong:
+            return EnvironmentFailed(episode, turn, wrong, permanent=True)
         first = turn == 0 or step.fresh_context
         observation = [*(() if first else before), *self._codec.render(step.observation, first)]
         transcript = b""
@@ -180,22 +190,3 @@ class EnvironmentThread:
         loop, self._loop = self._loop, None
         if loop is not None:
             loop.close()
-
-
-def _problem(step: object) -> str:
-    """Why this is not a valid answer of an environment; empty if it is."""
-    if not isinstance(step, TextStep):
-        return f"the environment returned a {type(step).__name__}; it must be a TextStep"
-    observation: object = step.observation
-    reward: object = step.reward
-    artifact: object = step.artifact
-    state: object = step.state
-    if not isinstance(observation, str):
-        return f"the observation is a {type(observation).__name__}; it must be a str"
-    if isinstance(reward, bool) or not isinstance(reward, numbers.Real) or not math.isfinite(reward):
-        return f"the reward is {reward!r}; it must be a finite number"
-    if not isinstance(artifact, bytes):
-        return f"the artifact is a {type(artifact).__name__}; it must be bytes"
-    if not isinstance(state, str):
-        return f"the state is a {type(state).__name__}; it must be a str"
-    return ""

@@ -6,14 +6,18 @@ last step is the artifact of the transcript. Gymnasium itself is not imported: a
 including a plain class.
 """
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollart.ports.environment import AnyTextEnvironment, TextStep
 from rollart.ports.factory import load
-from rollart.types.trajectory import Prompt
+
+if TYPE_CHECKING:  # where environments have an interpreter of their own, there is no msgspec
+    from rollart.types.trajectory import Prompt
 
 ARTIFACT = "artifact"
 """Key of the last step's `info`: text or bytes for the reward function that the conversation does not hold."""
@@ -74,6 +78,7 @@ def make_gym(
 ) -> GymEnvironment:
     """Build from factory paths, for the config of a task whose environment does not use text.
 
+    >>> from rollart.types.trajectory import Prompt
     >>> lake = make_gym("gymnasium:make", {"id": "FrozenLake-v1", "is_slippery": False}, "builtins:str", "builtins:int")
     >>> lake.reset(Prompt("1", "lake", 1)).observation, lake.step("1").observation, lake.step("south").observation
     ('0', '4', "invalid literal for int() with base 10: 'south'")

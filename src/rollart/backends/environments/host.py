@@ -15,9 +15,9 @@ from pydantic import Field
 
 from rollart.backends.environments.codec import Codec
 from rollart.backends.environments.environment_thread import Answer, EnvironmentThread
-from rollart.backends.environments.gym import as_text_environment
 from rollart.backends.environments.inject import Injected
 from rollart.backends.environments.recorder import Recorder
+from rollart.backends.environments.sources import open_source
 from rollart.config.base import Strict
 from rollart.config.schema import TaskSettings
 from rollart.ports.environment import AnyTextEnvironment
@@ -77,7 +77,7 @@ class EnvironmentHost:
     def __init__(self, settings: Mapping[str, Any], wake: Callable[[], None]) -> None:
         self._settings = EnvironmentHostSettings.model_validate(dict(settings))
         self._wake = wake
-        self._factory = load(self._settings.settings.environment)
+        self._source = open_source(self._settings.task, self._settings.settings, self._settings.slots)
         self._codec: Codec = load(self._settings.codec)(**self._settings.codec_settings)
         self._threads: dict[int, EnvironmentThread] = {}
         self._episodes: dict[TrajectoryId, _Episode] = {}
@@ -116,6 +116,7 @@ class EnvironmentHost:
             if runner.thread.is_alive():
                 logger.warning("%s: abandoning the environment in slot %d, which hangs", self._settings.task, slot)
         self._threads.clear()
+        self._source.close()
 
     def _collect(self, events: list[WorkerEvent]) -> None:
         while self._answers:
@@ -186,7 +187,7 @@ class EnvironmentHost:
 
     def _build(self, reset: Reset) -> AnyTextEnvironment:
         task = self._settings.settings
-        environment: AnyTextEnvironment = as_text_environment(self._factory(**task.environment_settings))
+        environment = self._source.build()
         for number, injection in enumerate(task.inject):
             environment = Injected(environment, injection, reset, number)
         return environment

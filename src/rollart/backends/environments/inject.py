@@ -40,6 +40,12 @@ class Injected:
     def close(self) -> Awaitable[None] | None:
         return self._inner.close()
 
+    def abandon(self) -> None:
+        """Stop waiting for an environment in another process."""
+        abandon = getattr(self._inner, "abandon", None)
+        if abandon is not None:
+            abandon()
+
     def _trouble(self) -> None:
         own = self._injection
         chance = _chance(self._number, self._seed, self._member, self._turn)
