@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rollart.app.api import HeldOut, Result, Task, run, tiny_model
+    from rollart.app.step_callback import Stop
     from rollart.config.schema import RunConfig
+    from rollart.observe.steps import StepRecord
     from rollart.ports.environment import TextEnvironment, TextStep
+    from rollart.types.credit import Group, Member
     from rollart.types.errors import ConfigError, RequestError, RollartError, RunError
     from rollart.types.trajectory import Prompt
     from rollart.types.transcript import Transcript
@@ -17,13 +20,17 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "ConfigError",
+    "Group",
     "HeldOut",
+    "Member",
     "Prompt",
     "RequestError",
     "Result",
     "RollartError",
     "RunConfig",
     "RunError",
+    "StepRecord",
+    "Stop",
     "Task",
     "TextEnvironment",
     "TextStep",
@@ -34,8 +41,11 @@ __all__ = [
 
 _HOMES = {
     "app.api": ("HeldOut", "Result", "Task", "run", "tiny_model"),
+    "app.step_callback": ("Stop",),
     "config.schema": ("RunConfig",),
+    "observe.steps": ("StepRecord",),
     "ports.environment": ("TextEnvironment", "TextStep"),
+    "types.credit": ("Group", "Member"),
     "types.errors": ("ConfigError", "RequestError", "RollartError", "RunError"),
     "types.trajectory": ("Prompt",),
     "types.transcript": ("Transcript",),

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import own_algorithms
 import pytest
 import torch
 from parts import Driver
@@ -12,7 +13,8 @@ from rollart.backends.stores.memory import MemoryStore
 from rollart.backends.trainers.torch_trainer import TorchTrainer
 from rollart.config.algorithm import AlgorithmSettings
 from rollart.control.credit import keeps_states, samples
-from rollart.types.messages import Train, Trained
+from rollart.ports.algorithm import advantage_of
+from rollart.types.messages import Train, Trained, TrainerFailed
 from rollart.types.tokens import LOGPROB, Generated, Segment, VersionRun
 from rollart.types.trajectory import Prompt, Purpose, Trajectory
 from rollart.types.versions import Version
@@ -66,7 +68,7 @@ class World:
         """The mean reward of what the last weights sample."""
         for update in range(updates):
             self._keep()
-            batch = samples(self.algorithm, self.rollout(self.versions[-1 - min(update, self.staleness)]))
+            batch = samples(advantage_of(self.algorithm), self.rollout(self.versions[-1 - min(update, self.staleness)]))
             (done,) = self.driver.call(Train(update, Version(0, update + 1), tuple(batch)))
             assert isinstance(done, Trained), done
         self._keep()
@@ -167,3 +169,37 @@ def test_the_stairs_are_climbed(advantage):
     if advantage == "gae":
         algorithm["value_learning_rate"] = 3e-2
     assert World(algorithm, turns=5, learning_rate=5e-3).train(30) > 0.95
+
+
+def test_grpo_and_ppo_of_ones_own_train_exactly_like_the_built_in_ones():
+    here = own_algorithms.HERE
+    own = {
+        "advantage": f"{here}same_as_grpo",
+        "loss": {"kind": f"{here}same_as_ppo", "clip_low": 0.2, "clip_high": 0.2},
+    }
+    left, right = (World(algorithm, staleness=1, turns=5, learning_rate=0.01) for algorithm in ({}, own))
+    assert left.train(4) == right.train(4)
+    for name, weights in left.versions[-1].items():
+        assert torch.equal(weights, right.versions[-1][name]), name
+    assert not torch.equal(left.versions[0]["lm_head.weight"], left.versions[-1]["lm_head.weight"])
+
+
+def test_a_loss_that_fails_in_a_run_is_named_and_changes_nothing():
+    world = World({"loss": {"kind": f"{own_algorithms.HERE}of_the_wrong_shape"}})
+    world._keep()
+    batch = samples(advantage_of(world.algorithm), world.rollout(world.versions[-1]))
+    (failed,) = world.driver.call(Train(1, Version(0, 1), tuple(batch)))
+    assert isinstance(failed, TrainerFailed)
+    assert "of_the_wrong_shape returned a loss of shape ()" in failed.reason
+    world._keep()
+    assert all(torch.equal(before, world.versions[1][name]) for name, before in world.versions[0].items())
+
+
+def test_a_loss_that_overflows_in_a_run_is_named():
+    world = World({"loss": {"kind": f"{own_algorithms.HERE}infinite"}}, max_skipped=1)
+    world._keep()
+    batch = samples(advantage_of(world.algorithm), world.rollout(world.versions[-1]))
+    (failed,) = world.driver.call(Train(1, Version(0, 1), tuple(batch)))
+    assert isinstance(failed, TrainerFailed)
+    assert "so the model or the loss" in failed.reason
+    assert "infinite overflowed" in failed.reason

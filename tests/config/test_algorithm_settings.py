@@ -35,7 +35,7 @@ def test_what_is_set_wins():
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"kind": "ppp"}, "'ppo', 'gspo' or 'cispo'"),
+        ({"kind": "ppp"}, "did you mean ppo?"),
         ({"clip_low": 1.5}, "less than or equal to 1"),
         ({"clip_high": 0}, "greater than 0"),
         ({"dual_clip": 1.0}, "greater than 1"),

@@ -5,13 +5,15 @@ from collections.abc import Sequence
 
 import pytest
 from audit import completed, sound
+from own_algorithms import HERE
 from worlds import Ran, Rule, run, two_tasks, world
 
 from rollart.algo.advantage import dr_grpo, gigpo, grpo, reinforce_plus_plus, rloo
 from rollart.config.algorithm import AdvantageKind, AlgorithmSettings
 from rollart.control.credit import NO_SIGNAL, has_no_signal, keeps_states, samples
 from rollart.observe.report import make_report
-from rollart.types.errors import InvariantBroken, ShareUnfilled
+from rollart.ports.algorithm import advantage_of
+from rollart.types.errors import AdvantageFailed, ShareUnfilled
 from rollart.types.ids import GroupId, PromptId, TrajectoryId, WorkerId
 from rollart.types.journal import GroupEnded, GroupOpened, RunEnded, ShareRedistributed, TrajectoryEnded, TurnEnded
 from rollart.types.messages import Observed, Train, WorkerCommand, WorkerEvent
@@ -46,7 +48,7 @@ def trajectory(
 
 
 def advantages(kind: str, *groups: Sequence[Trajectory], **settings: object) -> list[list[float]]:
-    made = samples(AlgorithmSettings.model_validate({"advantage": kind, **settings}), groups)
+    made = samples(advantage_of(AlgorithmSettings.model_validate({"advantage": kind, **settings})), groups)
     return [[turn.advantage for turn in sample.turns] for sample in made]
 
 
@@ -87,12 +89,13 @@ def test_gigpo_compares_turns_that_start_in_the_same_state() -> None:
 
 def test_states_are_kept_where_they_are_needed_and_nowhere_else() -> None:
     assert [kind for kind in AdvantageKind if keeps_states(AlgorithmSettings(advantage=kind))] == [AdvantageKind.GIGPO]
-    with pytest.raises(InvariantBroken, match="without a memory for its states"):
+    assert keeps_states(AlgorithmSettings(advantage="mine.py:ranked"))
+    with pytest.raises(AdvantageFailed, match="0 states and 1 rewards"):
         advantages("gigpo", [trajectory(10, [1.0])])
 
 
 def test_gae_leaves_advantages_to_the_trainer_and_sends_rewards() -> None:
-    (made,) = samples(AlgorithmSettings(advantage=AdvantageKind.GAE), [[trajectory(10, [0.25, 0.5], final=2.0)]])
+    (made,) = samples(advantage_of(AlgorithmSettings(advantage="gae")), [[trajectory(10, [0.25, 0.5], final=2.0)]])
     assert [(turn.tokens, turn.advantage, turn.reward) for turn in made.turns] == [(10, 0.0, 0.25), (20, 0.0, 1.75)]
     assert made.reward == 2.0
 
@@ -100,9 +103,9 @@ def test_gae_leaves_advantages_to_the_trainer_and_sends_rewards() -> None:
 def test_rewards_of_turns_add_up_to_the_reward() -> None:
     """What the reward function makes of an episode counts; the environment says when it was earned."""
     for final, last in ((0.75, 0.5), (1.0, 0.75), (-1.0, -1.25)):
-        (made,) = samples(AlgorithmSettings(), [[trajectory(10, [0.25, 0.5], final=final)]])
+        (made,) = samples(advantage_of(AlgorithmSettings()), [[trajectory(10, [0.25, 0.5], final=final)]])
         assert [turn.reward for turn in made.turns] == [0.25, last]
-    (nothing,) = samples(AlgorithmSettings(), [[trajectory(10, [], final=1.0)]])
+    (nothing,) = samples(advantage_of(AlgorithmSettings()), [[trajectory(10, [], final=1.0)]])
     assert (nothing.turns, nothing.reward) == ((), 1.0)
 
 
@@ -156,6 +159,22 @@ def test_the_trainer_gets_what_the_config_asks_for(kind: AdvantageKind) -> None:
         }[kind]
         for sample, advantage in zip(train.samples, expected, strict=True):
             assert [turn.advantage for turn in sample.turns] == pytest.approx([advantage] * len(sample.turns))
+
+
+def test_an_advantage_of_ones_own_is_called_in_a_run() -> None:
+    sent = []
+    for advantage in ("grpo", f"{HERE}same_as_grpo"):
+        batches = Batches()
+        completed(run(world("mode=rollart", f"algorithm.advantage={advantage}"), batches))
+        sent.append([[sample.turns for sample in train.samples] for train in batches.sent.values()])
+    assert sent[0] == sent[1]
+
+
+def test_an_advantage_that_fails_in_a_run_ends_it_by_name() -> None:
+    ran = run(world(f"algorithm.advantage={HERE}not_a_number"))
+    sound(ran)
+    assert isinstance(ran.error, AdvantageFailed)
+    assert "not_a_number returned nan for trajectory" in str(ran.error)
 
 
 class Rooms(Rule):

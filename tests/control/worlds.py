@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import rollart.control.pipeline as pipeline_module
 from rollart.control.context import Context
-from rollart.control.pipeline import run_pipeline
+from rollart.control.pipeline import OnStep, run_pipeline
 from rollart.control.rollout import OnTrajectoryEnd, ignore_trajectory
 from rollart.observe.journal import MemoryJournal
 from rollart.ports.runtime import Listener, Runtime
@@ -408,6 +408,7 @@ def run(
     *rules: Rule,
     sink: MemoryJournal | None = None,
     ended: OnTrajectoryEnd = ignore_trajectory,
+    on_step: OnStep | None = None,
 ) -> Ran:
     """Run a scenario to its end under the rules, in virtual time."""
     journal = sink or MemoryJournal()
@@ -428,7 +429,8 @@ def run(
         runtime = FaultyRuntime(base.runtime, rules)
         try:
             await run_pipeline(
-                scenario.config, dataclasses.replace(base, runtime=runtime, sink=journal, on_trajectory_end=ended)
+                scenario.config,
+                dataclasses.replace(base, runtime=runtime, sink=journal, on_trajectory_end=ended, on_step=on_step),
             )
         finally:
             killed.extend(runtime.killed)

@@ -11,28 +11,28 @@ CISPO, the value of the loss is no measure of progress; only its gradient matter
 """
 
 import math
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
 import torch
 
 from rollart.algo.correction import correction_weights, mismatch
 from rollart.algo.metrics import Metrics
 from rollart.algo.packed import PackedBatch, sequence_lengths, sequence_sums
+from rollart.algo.surrogate import Surrogate, SurrogateFunction, checked, proximal, zero_without_advantage
 from rollart.config.algorithm import Aggregation, CorrectionKind, KlEstimator, LossSettings, PolicyLoss, RatioBounds
 
 
-class Surrogate(NamedTuple):
-    """Per-token surrogate loss, and the ratio it used."""
+def policy_loss(
+    settings: LossSettings, batch: PackedBatch, function: SurrogateFunction | None = None
+) -> tuple[torch.Tensor, Metrics]:
+    """The scalar to back-propagate, and metrics that sum over micro-batches; see the module docstring.
 
-    loss: torch.Tensor
-    ratio: torch.Tensor
-    """Detached."""
-
-
-def policy_loss(settings: LossSettings, batch: PackedBatch) -> tuple[torch.Tensor, Metrics]:
-    """The scalar to back-propagate, and metrics that sum over micro-batches; see the module docstring."""
+    `function` is that of the settings, loaded by the caller; built-in ones need not be.
+    """
     bounds = settings.ratio_bounds()
-    surrogate = SURROGATES[settings.kind](batch, bounds)
+    if function is None:
+        function = SURROGATES[PolicyLoss(settings.kind)]
+    surrogate = checked(settings.factory(), function(batch, bounds, **settings.settings), batch)
     weights, corrected = _weights(settings, batch)
     shares = token_shares(settings.aggregated_by(), batch)
     policy = (shares * weights * surrogate.loss).sum()
@@ -56,6 +56,7 @@ def policy_loss(settings: LossSettings, batch: PackedBatch) -> tuple[torch.Tenso
     return loss, measured + penalised + mismatch(trainer, batch.behaviour) + corrected
 
 
+@zero_without_advantage
 def ppo(batch: PackedBatch, bounds: RatioBounds) -> Surrogate:
     """ℓ_t = −min(r_t A_t, clip(r_t, low, high) A_t) (PPO, Schulman et al. 2017, arXiv:1707.06347, eq. 7).
 
@@ -65,7 +66,7 @@ def ppo(batch: PackedBatch, bounds: RatioBounds) -> Surrogate:
     `dual`: beyond that the weight r_t would be excessive, and a negative advantage has no gradient either (dual clip,
     Ye et al. 2020, arXiv:1912.09729).
     """
-    ratio = torch.exp(batch.logprobs - _proximal(batch))
+    ratio = torch.exp(batch.logprobs - proximal(batch))
     clipped = ratio.clamp(bounds.low, bounds.high)
     gain = torch.minimum(ratio * batch.advantages, clipped * batch.advantages)
     if math.isfinite(bounds.dual):  # ∞ · 0 is NaN
@@ -73,6 +74,7 @@ def ppo(batch: PackedBatch, bounds: RatioBounds) -> Surrogate:
     return Surrogate(-gain, ratio.detach())
 
 
+@zero_without_advantage
 def gspo(batch: PackedBatch, bounds: RatioBounds) -> Surrogate:
     """PPO's ℓ with the ratio of the sequence, s = (Π r_t)^(1/n) (GSPO, Zheng et al. 2025, arXiv:2507.18071).
 
@@ -81,7 +83,7 @@ def gspo(batch: PackedBatch, bounds: RatioBounds) -> Surrogate:
     sg[π_θ(a_t)] every token has the value s and its own gradient. If all tokens of a sequence share one advantage,
     value and gradient equal those of plain GSPO; with one token per sequence it is `ppo`.
     """
-    log_ratio = batch.logprobs.detach() - _proximal(batch)
+    log_ratio = batch.logprobs.detach() - proximal(batch)
     means = sequence_sums(log_ratio, batch.sequence, batch.sequences) / sequence_lengths(
         log_ratio, batch.sequence, batch.sequences
     )
@@ -90,6 +92,7 @@ def gspo(batch: PackedBatch, bounds: RatioBounds) -> Surrogate:
     return Surrogate(-torch.minimum(ratio * batch.advantages, clipped * batch.advantages), ratio.detach())
 
 
+@zero_without_advantage
 def cispo(batch: PackedBatch, bounds: RatioBounds) -> Surrogate:
     """ℓ_t = −sg[clip(r_t, low, high)] A_t log π_θ(a_t) (CISPO, MiniMax 2025, arXiv:2506.13585).
 
@@ -97,7 +100,7 @@ def cispo(batch: PackedBatch, bounds: RatioBounds) -> Surrogate:
     that moved far (a "wait", a change of mind) still contribute. Inside the bounds the gradient is that of unclipped
     PPO.
     """
-    ratio = torch.exp(batch.logprobs.detach() - _proximal(batch))
+    ratio = torch.exp(batch.logprobs.detach() - proximal(batch))
     return Surrogate(-ratio.clamp(bounds.low, bounds.high) * batch.advantages * batch.logprobs, ratio)
 
 
@@ -186,8 +189,4 @@ def _weights(settings: LossSettings, batch: PackedBatch) -> tuple[torch.Tensor, 
             f"the correction `{settings.correction.kind.value}` needs proximal log-probabilities: recompute those of "
             "the batch before the first update on it"
         )
-    return correction_weights(settings.correction, _proximal(batch), batch.behaviour, batch.sequence, batch.sequences)
-
-
-def _proximal(batch: PackedBatch) -> torch.Tensor:
-    return batch.behaviour if batch.proximal is None else batch.proximal
+    return correction_weights(settings.correction, proximal(batch), batch.behaviour, batch.sequence, batch.sequences)

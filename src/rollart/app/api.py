@@ -14,6 +14,7 @@ from rollart.app.checkpoints import newest_folder
 from rollart.app.interruption import in_own_thread
 from rollart.app.naming import factory_path
 from rollart.app.running import RuntimeKind, Tables, carry_out, new_run, read_config, require, resumed_run, say
+from rollart.app.step_callback import StepCallback, check_callback
 from rollart.config.base import Strict
 from rollart.config.load import check, load_toml
 from rollart.config.schema import RunConfig, TaskSettings
@@ -97,17 +98,24 @@ def run(
     resume: Path | str | None = None,
     runtime: str = RuntimeKind.INLINE,
     address: str | None = None,
+    on_step: StepCallback | str | None = None,
     **changes: Any,
 ) -> Result:
     """Train and return the outcome.
 
     `config` is a TOML file or its tables; `changes` override its keys: `steps=20`, `batch={"group_size": 4}`,
     `tasks={"mine": rollart.Task(…)}`. `out` is the folder of the run, `resume` that of a run to continue. `address` is
-    that of a Ray cluster to run on (`auto`, or HOST:PORT of its head).
+    that of a Ray cluster to run on (`auto`, or HOST:PORT of its head). `on_step` is called in this process with the
+    figures of every step, and ends the run by returning `rollart.Stop`; it may be any function, also a local one.
     """
     _check_caller()
     kind = RuntimeKind.RAY if address is not None else _runtime(runtime)
     require(kind)
+    callback = None
+    if isinstance(on_step, str):
+        changes["on_step"] = on_step
+    elif on_step is not None:
+        callback = check_callback(on_step)
     if resume is not None:
         if config is not None or out is not None:
             raise RequestError("resume uses the config and the folder of the run; omit config and out")
@@ -117,9 +125,9 @@ def run(
     _check_processes(plan.config, kind)
     place = None if out is None else Path(out)
     if _in_event_loop():
-        folder, report = in_own_thread(say, lambda stop: carry_out(plan, kind, place, None, stop, address))
+        folder, report = in_own_thread(say, lambda stop: carry_out(plan, kind, place, None, stop, address, callback))
     else:
-        folder, report = carry_out(plan, kind, place, address=address)
+        folder, report = carry_out(plan, kind, place, address=address, on_step=callback)
     return Result(folder, report, newest_folder(read_config(folder), folder))
 
 
@@ -203,6 +211,7 @@ def _check_processes(config: RunConfig, runtime: RuntimeKind) -> None:
         return
     factories = [task.environment for task in config.tasks.values()]
     factories += [reward.function for task in config.tasks.values() for reward in task.all_rewards]
+    factories.append(config.algorithm.loss.factory())
     for path in (*factories, config.codec):
         place, _, name = path.rpartition(":")
         if place == SESSION:

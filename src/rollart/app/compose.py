@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rollart.app.algorithm_trial import check_algorithm
 from rollart.backends.engines.checkpoint_config import ModelShape, read_shape
 from rollart.backends.environments.codec import Codec
 from rollart.backends.environments.sources import open_source
@@ -33,6 +34,7 @@ from rollart.control.rollout import OnTrajectoryEnd, ignore_trajectory
 from rollart.control.trainer import POOL as TRAINER
 from rollart.distributed.interpreter import check_interpreter
 from rollart.policy.rewards import reward_plans
+from rollart.ports.algorithm import advantage_of
 from rollart.ports.factory import load
 from rollart.ports.prompts import PromptSource
 from rollart.ports.ranks import RankStarter
@@ -92,6 +94,9 @@ def check_real(config: RunConfig) -> None:
                 f"{pool.python!r} is not an executable file; give the path of an interpreter, such as "
                 '".venv-vllm/bin/python"',
             )
+    check_algorithm(config)
+    if config.on_step:
+        _check_factory("on_step", config.on_step)
     if config.codec:
         _check_factory("codec", config.codec)
     if not config.model:
@@ -287,6 +292,7 @@ def real_parts(
         prompts={name: prompts_of(config, name, held_out=False) for name in config.tasks},
         eval_prompts={name: prompts_of(config, name, held_out=True) for name in config.tasks},
         rewards=reward_plans(config, _sees_group),
+        advantage=advantage_of(config.algorithm),
         stop_tokens=codec_of(config).stop_tokens,
         on_trajectory_end=on_trajectory_end,
     )

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -39,6 +39,7 @@ from rollart.app.interruption import Interruption
 from rollart.app.progress import ProgressLogger
 from rollart.app.report_page import leave_page
 from rollart.app.run_folder import CONFIG, CONFIG_DRAFT, JOURNAL, TRAJECTORIES, TRANSCRIPTS, held, write_config
+from rollart.app.step_callback import StepCallback, StepWatch, check_callback
 from rollart.app.trajectory_texts import TrajectoryTexts
 from rollart.app.transcript_store import TranscriptStore
 from rollart.app.view import LiveView
@@ -50,6 +51,7 @@ from rollart.observe.journal import SqliteJournal, fold_journal, read_since_snap
 from rollart.observe.metrics import MetricsSink
 from rollart.observe.report import Report
 from rollart.policy.lineage import replay
+from rollart.ports.factory import load
 from rollart.ports.files import RunFiles
 from rollart.ports.ranks import RankStarter
 from rollart.ports.runtime import Runtime
@@ -128,11 +130,13 @@ def carry_out(
     cores: Mapping[Role, Sequence[int]] | None = None,
     interruption: Interruption | None = None,
     address: str | None = None,
+    on_step: StepCallback | None = None,
 ) -> tuple[Path, Report]:
     """Run all steps; returns the run's folder and a report that covers the journal from the first start on.
 
     `cores` pins the worker processes of a role to some of the cores. `interruption` is the caller's, if it handles
-    signals in another thread. `address` is that of a Ray cluster to run on, instead of a private Ray.
+    signals in another thread. `address` is that of a Ray cluster to run on, instead of a private Ray. `on_step` is
+    called after every step, in place of that of the config.
     """
     if address is None:
         check_interpreters(plan.config, processes=runtime is RuntimeKind.RAY)
@@ -145,7 +149,10 @@ def carry_out(
         folder = _new_folder(out, plan.config) if plan.folder is None else plan.folder
         if cluster is not None:
             cluster.advice = _go_on(folder)
-        return _carry_out(plan, folder, lambda config: _hosts(runtime, config, folder, cores, cluster), interruption)
+        callback = load(plan.config.on_step) if on_step is None and plan.config.on_step else on_step
+        return _carry_out(
+            plan, folder, lambda config: _hosts(runtime, config, folder, cores, cluster), interruption, callback
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +172,7 @@ def _carry_out(
     folder: Path,
     start: Callable[[RunConfig], AbstractContextManager[Hosts]],
     interruption: Interruption | None,
+    on_step: StepCallback | None,
 ) -> tuple[Path, Report]:
     say(f"run folder: {folder}")
     try:
@@ -174,7 +182,7 @@ def _carry_out(
             try:
                 with start(config) as hosts:
                     place = checkpoint_place(config, folder, hosts.files)
-                    stop.cancels(_run(config, folder, state, hosts, place))
+                    stop.cancels(_run(config, folder, state, hosts, place, on_step))
             finally:
                 leave_page(folder, plan.config, say)
     except KeyboardInterrupt:
@@ -376,7 +384,12 @@ def _leave_cpu(folder: Path, controller_s: float, workers_s: Mapping[WorkerId, f
 
 
 async def _run(
-    config: RunConfig, folder: Path, state: RunState | None, hosts: Hosts, checkpoints: Path | CheckpointPlace
+    config: RunConfig,
+    folder: Path,
+    state: RunState | None,
+    hosts: Hosts,
+    checkpoints: Path | CheckpointPlace,
+    on_step: StepCallback | None,
 ) -> None:
     journal = MetricsSink(SqliteJournal(folder / JOURNAL, config.journal_mb * 10**6), folder)
     console = Console(stderr=True)
@@ -385,6 +398,7 @@ async def _run(
         sink = LiveView(journal, console, config.name, config.steps)
     else:
         sink = ProgressLogger(journal, say, config.steps)
+    watch = None if on_step is None else StepWatch(sink, check_callback(on_step))
     texts = TrajectoryTexts(folder / TRAJECTORIES, codec_of(config), config.steps, say)
     transcripts = TranscriptStore(folder / TRANSCRIPTS, config.transcripts_mb * 10**6, say)
 
@@ -392,5 +406,7 @@ async def _run(
         texts.ended(trajectory, cause)
         transcripts.ended(trajectory)
 
-    parts = real_parts(config, hosts.runtime, sink, hosts.store, checkpoints, ended, hosts.rank_starter)
+    parts = real_parts(config, hosts.runtime, watch or sink, hosts.store, checkpoints, ended, hosts.rank_starter)
+    if watch is not None:
+        parts = replace(parts, on_step=watch.on_step)
     await run_pipeline(config, parts, state)

@@ -5,14 +5,26 @@ Defaults that differ between kinds (clip range, aggregation, discount) are those
 
 import enum
 import math
-from typing import Annotated, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rollart.config.base import Strict
+from rollart.config.suggest import did_you_mean
 
 NotNegativeReal = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PositiveReal = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def _known(kind: enum.Enum | str, what: str, example: str) -> enum.Enum | str:
+    """Refuse a name that is neither built in nor a factory path."""
+    if isinstance(kind, str) and not all(kind.rpartition(":")):
+        names = [each.value for each in (PolicyLoss if what == "loss" else AdvantageKind)]
+        raise ValueError(
+            f"there is no {what} {kind!r}{did_you_mean(kind, names)}; built in are {', '.join(names)}, and one of your "
+            f"own is named by its factory path, such as {example!r}"
+        )
+    return kind
 
 
 class PolicyLoss(enum.Enum):
@@ -100,11 +112,15 @@ class RatioBounds(NamedTuple):
 class LossSettings(Strict):
     """Policy loss."""
 
-    kind: PolicyLoss = PolicyLoss.PPO
+    kind: Annotated[PolicyLoss | str, Field(union_mode="left_to_right")] = PolicyLoss.PPO
+    """A built-in loss, or the factory path of one of your own: `my_losses.py:reinforce`."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Keywords for a loss of your own."""
     clip_low: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Ratios below 1 − clip_low are clipped; 1 = never. None = the default of the kind."""
+    """Ratios below 1 − clip_low are clipped; 1 = never. None = the default of the kind; never for one of your own."""
     clip_high: PositiveReal | None = None
-    """Ratios above 1 + clip_high are clipped. None = the default of the kind; DAPO uses 0.28 with `ppo`."""
+    """Ratios above 1 + clip_high are clipped. None = the default of the kind, never for one of your own; DAPO uses 0.28
+    with `ppo`."""
     dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
     """`ppo`: ratio above which tokens with a negative advantage are clipped too; 3 is usual. None = never; then one
     token that became a thousand times as likely since it was sampled, as happens when rollout runs ahead of training,
@@ -116,19 +132,33 @@ class LossSettings(Strict):
     entropy_weight: NotNegativeReal = 0.0
     correction: CorrectionSettings = CorrectionSettings()
 
+    @field_validator("kind")
+    @classmethod
+    def _known_kind(cls, kind: PolicyLoss | str) -> PolicyLoss | str:
+        _known(kind, "loss", "my_losses.py:reinforce")
+        return kind
+
     @model_validator(mode="after")
     def _sensible(self) -> Self:
+        if self.settings and isinstance(self.kind, PolicyLoss):
+            raise ValueError(
+                f"settings are for a loss of your own; those of `{self.kind.value}` are keys of this table"
+            )
         if self.kl_weight > 0 and self.kl_estimator is KlEstimator.K1:
             raise ValueError(
                 "k1 cannot be a penalty in the loss: its gradient is 0 in expectation, whatever the distance. "
                 "Use k2, which has the intended gradient, or k3"
             )
-        if self.dual_clip is not None and self.kind is not PolicyLoss.PPO:
+        if self.dual_clip is not None and isinstance(self.kind, PolicyLoss) and self.kind is not PolicyLoss.PPO:
             raise ValueError(f"dual_clip applies only to the loss `ppo`, not to `{self.kind.value}`")
         return self
 
+    def factory(self) -> str:
+        """Factory path of the loss function."""
+        return LOSSES[self.kind] if isinstance(self.kind, PolicyLoss) else self.kind
+
     def ratio_bounds(self) -> RatioBounds:
-        low, high = _CLIP[self.kind]
+        low, high = _CLIP[self.kind] if isinstance(self.kind, PolicyLoss) else (1.0, math.inf)
         return RatioBounds(
             1.0 - (low if self.clip_low is None else self.clip_low),
             1.0 + (high if self.clip_high is None else self.clip_high),
@@ -136,9 +166,13 @@ class LossSettings(Strict):
         )
 
     def aggregated_by(self) -> Aggregation:
-        return _AGGREGATION[self.kind] if self.aggregation is None else self.aggregation
+        if self.aggregation is not None:
+            return self.aggregation
+        return _AGGREGATION[self.kind] if isinstance(self.kind, PolicyLoss) else Aggregation.TOKEN_MEAN
 
 
+LOSSES = {kind: f"rollart.algo.loss:{kind.value}" for kind in PolicyLoss}
+"""Factory paths of the built-in losses."""
 _CLIP = {
     PolicyLoss.PPO: (0.2, 0.2),
     PolicyLoss.GSPO: (3e-4, 4e-4),
@@ -185,7 +219,10 @@ class CriticSettings(Strict):
 class AlgorithmSettings(Strict):
     """How rewards become advantages and training steps. Parameters that the chosen advantage ignores are rejected."""
 
-    advantage: AdvantageKind = AdvantageKind.GRPO
+    advantage: Annotated[AdvantageKind | str, Field(union_mode="left_to_right")] = AdvantageKind.GRPO
+    """A built-in advantage, or the factory path of one of your own: `my_advantages.py:ranked`."""
+    advantage_settings: dict[str, Any] = Field(default_factory=dict)
+    """Keywords for an advantage of your own; those of the built-in ones are keys of this table."""
     group_baseline: bool | None = None
     """`reinforce_plus_plus`: subtract the group mean from rewards first; False unless set."""
     step_weight: NotNegativeReal | None = None
@@ -213,6 +250,35 @@ class AlgorithmSettings(Strict):
     """Optimiser steps per epoch, each on a part of the trajectories."""
     loss: LossSettings = LossSettings()
 
+    @field_validator("advantage")
+    @classmethod
+    def _known_advantage(cls, advantage: AdvantageKind | str) -> AdvantageKind | str:
+        _known(advantage, "advantage", "my_advantages.py:ranked")
+        return advantage
+
+    @model_validator(mode="after")
+    def _no_settings_of_another(self) -> Self:
+        if self.advantage_settings and isinstance(self.advantage, AdvantageKind):
+            raise ValueError(
+                f"advantage_settings are for an advantage of your own; those of {self.advantage.value!r} are keys of "
+                "this table"
+            )
+        return self
+
+    @property
+    def advantage_name(self) -> str:
+        """Its name, or its factory path."""
+        return self.advantage.value if isinstance(self.advantage, AdvantageKind) else self.advantage
+
+    def advantage_factory(self) -> tuple[str, dict[str, Any]]:
+        """Factory path of the advantage function, and its keywords."""
+        if not isinstance(self.advantage, AdvantageKind):
+            return self.advantage, self.advantage_settings
+        if self.advantage is AdvantageKind.GAE:
+            return ADVANTAGES[self.advantage], {}  # its parameters are those of the trainer's critic
+        own = [name for name, kinds in _USED_BY.items() if self.advantage in kinds]
+        return ADVANTAGES[self.advantage], {name: value for name in own if (value := getattr(self, name)) is not None}
+
     def unused_parameters(self) -> dict[str, tuple[str, ...]]:
         """Parameters that are set but ignored by the chosen advantage, with the advantages that use them."""
         return {
@@ -229,6 +295,11 @@ class AlgorithmSettings(Strict):
         return CriticSettings(**{name: value for name, value in chosen.items() if value is not None})
 
 
+ADVANTAGES = {
+    kind: f"rollart.algo.estimators:{'learned_value' if kind is AdvantageKind.GAE else kind.value}"
+    for kind in AdvantageKind
+}
+"""Factory paths of the built-in advantages."""
 _USED_BY: dict[str, tuple[AdvantageKind, ...]] = {
     "group_baseline": (AdvantageKind.REINFORCE_PLUS_PLUS,),
     "step_weight": (AdvantageKind.GIGPO,),

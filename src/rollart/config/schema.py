@@ -250,6 +250,8 @@ class Deadlines(Strict):
     save_s: Seconds = 1800.0
     reward_s: Seconds = 120.0
     """Limit of one reward attempt, from the moment a reward worker has a free slot for it."""
+    on_step_s: Seconds = 600.0
+    """Limit of the callback of a step (`on_step`)."""
     drain_s: Seconds = 120.0
     """Time that a worker whose node drains has to finish its work; then it is stopped."""
     node_s: Seconds = 600.0
@@ -289,6 +291,8 @@ class RunConfig(Strict):
     """Size in MB of the transcripts that the run folder keeps, the newest ones; 0 = none (real runs)."""
     rolling_update: bool = False
     """Engines load a new version one by one instead of all together."""
+    on_step: str = ""
+    """Factory path of a function that is called with the figures of every step and may end the run (real runs)."""
     reward_workers: Positive = 1
     reward_pool: str = ""
     """Pool whose nodes run the reward workers; by default any node."""
@@ -441,7 +445,7 @@ class RunConfig(Strict):
         for name, kinds in algorithm.unused_parameters().items():
             raise ConfigError(
                 f"algorithm.{name}",
-                f"is not used by the advantage {algorithm.advantage.value!r}; remove it, or set "
+                f"is not used by the advantage {algorithm.advantage_name!r}; remove it, or set "
                 f"algorithm.advantage to {' or '.join(map(repr, kinds))}",
             )
         if algorithm.filter_zero_variance and batch.group_size == 1:

@@ -5,25 +5,20 @@ turns add up to its reward. With `gae` the trainer computes the advantages, beca
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from rollart.algo.advantage import dr_grpo, gigpo, grpo, reinforce_plus_plus, rloo, zero_variance
+from rollart.algo.advantage import zero_variance
 from rollart.config.algorithm import AdvantageKind, AlgorithmSettings
+from rollart.ports.advantage import Estimator
+from rollart.types import credit
 from rollart.types.errors import InvariantBroken
 from rollart.types.trajectory import TrainSample, Trajectory, Turn
 
 Group = Sequence[Trajectory]
 NO_SIGNAL = "no signal: all rewards are equal"
 
-_OF_A_GROUP: dict[AdvantageKind, Callable[[Sequence[float]], list[float]]] = {
-    AdvantageKind.GRPO: grpo,
-    AdvantageKind.DR_GRPO: dr_grpo,
-    AdvantageKind.RLOO: rloo,
-}
 
-
-def samples(settings: AlgorithmSettings, groups: Sequence[Group]) -> list[TrainSample]:
+def samples(advantage: Estimator, groups: Sequence[Group]) -> list[TrainSample]:
     """The groups of one batch, member by member."""
     return [
         TrainSample(
@@ -39,7 +34,7 @@ def samples(settings: AlgorithmSettings, groups: Sequence[Group]) -> list[TrainS
             masked=member.masked,
             truncated=member.truncated,
         )
-        for group, advantages in zip(groups, _per_turn(settings, groups), strict=True)
+        for group, advantages in zip(groups, advantage.per_turn([_shown(group) for group in groups]), strict=True)
         for member, turns in zip(group, advantages, strict=True)
     ]
 
@@ -50,8 +45,8 @@ def has_no_signal(group: Group) -> str | None:
 
 
 def keeps_states(settings: AlgorithmSettings) -> bool:
-    """Whether trajectories have to remember which state each of their turns started in."""
-    return settings.advantage is AdvantageKind.GIGPO
+    """Whether trajectories have to remember which state each of their turns started in: a user's function may ask."""
+    return settings.advantage is AdvantageKind.GIGPO or not isinstance(settings.advantage, AdvantageKind)
 
 
 def reward_of(trajectory: Trajectory) -> float:
@@ -68,37 +63,21 @@ def turn_rewards(trajectory: Trajectory) -> list[float]:
     return rewards
 
 
-def _per_turn(settings: AlgorithmSettings, groups: Sequence[Group]) -> list[list[list[float]]]:
-    """Groups, members, turns."""
-    if settings.advantage is AdvantageKind.GIGPO:
-        return [_by_state(settings, group) for group in groups]
-    return [
-        [[advantage] * member.turns for member, advantage in zip(group, advantages, strict=True)]
-        for group, advantages in zip(groups, _per_trajectory(settings, groups), strict=True)
-    ]
-
-
-def _per_trajectory(settings: AlgorithmSettings, groups: Sequence[Group]) -> list[list[float]]:
-    rewards = [[reward_of(member) for member in group] for group in groups]
-    match settings.advantage:
-        case AdvantageKind.GAE:
-            return [[0.0] * len(group) for group in groups]
-        case AdvantageKind.REINFORCE_PLUS_PLUS:
-            return reinforce_plus_plus(rewards, group_baseline=bool(settings.group_baseline))
-        case kind:
-            return [_OF_A_GROUP[kind](group) for group in rewards]
-
-
-def _by_state(settings: AlgorithmSettings, group: Group) -> list[list[float]]:
-    chosen: dict[str, Any] = {name: getattr(settings, name) for name in ("step_weight", "discount", "normalise")}
-    return gigpo(
-        [_states(member) for member in group],
-        [turn_rewards(member) for member in group],
-        **{name: value for name, value in chosen.items() if value is not None},
+def _shown(group: Group) -> credit.Group:
+    """What the advantage function sees of a group."""
+    return credit.Group(
+        id=group[0].group,
+        task=group[0].task,
+        members=tuple(
+            credit.Member(
+                trajectory=member.id,
+                reward=reward_of(member),
+                turn_rewards=tuple(turn_rewards(member)),
+                turn_tokens=tuple(member.turn_tokens),
+                states=() if member.states is None else tuple(member.states.first(member.turns)),
+                masked=member.masked,
+                truncated=member.truncated,
+            )
+            for member in group
+        ),
     )
-
-
-def _states(trajectory: Trajectory) -> list[bytes]:
-    if trajectory.states is None:
-        raise InvariantBroken(f"trajectory {trajectory.id} was started without a memory for its states")
-    return trajectory.states.first(trajectory.turns)

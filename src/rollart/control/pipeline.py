@@ -36,7 +36,7 @@ whether (2) drains rollout first. A lost trainer takes the loop back to its chec
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rollart.config.schema import RunConfig
@@ -57,10 +57,11 @@ from rollart.policy.liveness import step_bound_s
 from rollart.policy.rewards import RewardPlans, listed
 from rollart.policy.routing import Router, TaskAffinity
 from rollart.policy.sync import SyncBook
+from rollart.ports.advantage import Estimator
 from rollart.ports.prompts import PromptSource
 from rollart.ports.runtime import Runtime
 from rollart.ports.sink import EventSink
-from rollart.types.errors import InvariantBroken, RollartError, TrainerLost, TrainingFailed
+from rollart.types.errors import CallbackFailed, InvariantBroken, RollartError, TrainerLost, TrainingFailed
 from rollart.types.failures import StopReason
 from rollart.types.journal import (
     CheckpointFailed,
@@ -80,6 +81,9 @@ from rollart.types.versions import Version
 
 MAX_FAILED_SAVES = 3
 
+OnStep = Callable[[int], "asyncio.Future[str | None]"]
+"""Called with the number of a step that was trained; the answer is a reason to end the run after it, or None."""
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -91,8 +95,10 @@ class Parts:
     prompts: Mapping[str, PromptSource]
     eval_prompts: Mapping[str, PromptSource]
     rewards: RewardPlans
+    advantage: Estimator
     stop_tokens: tuple[int, ...] = ()
     on_trajectory_end: OnTrajectoryEnd = ignore_trajectory
+    on_step: OnStep | None = None
 
 
 async def run_pipeline(config: RunConfig, parts: Parts, state: RunState | None = None) -> None:
@@ -106,7 +112,7 @@ async def run_pipeline(config: RunConfig, parts: Parts, state: RunState | None =
     stop, reason = StopReason.INTERRUPTED, "interrupted"
     try:
         await context.nursery.run(pipeline.run())
-        stop, reason = StopReason.DONE, ""
+        stop, reason = StopReason.DONE, pipeline.stopped_for
     except Exception as error:
         stop = error.stop_reason if isinstance(error, RollartError) else StopReason.FAILED
         reason = f"{type(error).__name__}: {error}"
@@ -121,6 +127,10 @@ class Pipeline:
     def __init__(self, context: Context, parts: Parts, *, resumed: bool) -> None:
         self._context = context
         self._resumed = resumed
+        self._advantage, self._on_step = parts.advantage, parts.on_step
+        self._last_step = context.config.steps
+        self.stopped_for = ""
+        """Why the run ended before its last step, if the callback asked for it."""
         self._rewards = listed(parts.rewards)
         self._fleet = Fleet(context, parts.runtime, parts.workers)
         self._trainer = TrainerClient(context, self._fleet)
@@ -163,7 +173,7 @@ class Pipeline:
                     context.now(),
                     config.mode.value,
                     config.alpha,
-                    step_bound_s(config),
+                    self._step_bound_s(),
                     group_rules(config),
                     self._rules,
                     self._rewards,
@@ -181,7 +191,7 @@ class Pipeline:
                     config.groups_per_batch(),
                     config.batch.group_size,
                     config.batch.extra_groups,
-                    step_bound_s(config),
+                    self._step_bound_s(),
                     group_rules(config),
                     self._rules,
                     self._rewards,
@@ -198,6 +208,10 @@ class Pipeline:
         await self._evaluation.finished()
         self._rollout.stop("the run ended")
         await self._rollout.drained()
+
+    def _step_bound_s(self) -> float:
+        config = self._context.config
+        return step_bound_s(config) + (0.0 if self._on_step is None else config.deadlines.on_step_s)
 
     async def _start_epoch(self) -> int:
         """Enter a new epoch; retry if the trainer is lost meanwhile."""
@@ -263,7 +277,7 @@ class Pipeline:
                     lost, training = await training, None
                     if lost is not None:
                         raise lost
-                if step == self._context.config.steps:
+                if step == self._last_step:
                     if self._context.mode.overlap:
                         await self._sync(step)
                     return
@@ -294,7 +308,7 @@ class Pipeline:
         await self._weights.adopt_newest()
         every = self._context.config.eval_every
         if step and every and step % every == 0:
-            if step == self._context.config.steps:
+            if step == self._last_step:
                 # The last round must not be skipped, so it waits for the one before.
                 await self._evaluation.finished()
             self._open_evaluation(step)
@@ -319,22 +333,34 @@ class Pipeline:
         context.accounts.changed(started)
         try:
             version = Version(context.lineage.epoch, step + 1)
-            credited = samples(context.config.algorithm, batch.groups)
+            credited = samples(self._advantage, batch.groups)
             trained = await self._trainer.train(batch.claim, version, credited)
             now = context.now()
             context.record(StepTrained(now, batch.claim, version, now - started, trained.metrics))
             for pool_time in context.accounts.close_period(now):  # right after the step that it belongs to
                 context.record(pool_time)
+            stop = None if self._on_step is None else self._on_step(version.step)
             self._rollout.trained(self._buffer.trained(batch.claim))
             if self._affinity is not None:
                 self._affinity.step_trained()
             self._weights.published(await self._trainer.publish(version))
+            if stop is not None:
+                await self._ask(stop, version.step)
             await self._save(version)
             if self._trainer.leaves:
                 self._trainer.leave()
         finally:
             context.accounts.training = False
             context.accounts.changed(context.now())
+
+    async def _ask(self, answer: "asyncio.Future[str | None]", step: int) -> None:
+        """Wait for the callback of a step, which may make it the last one."""
+        limit_s = self._context.config.deadlines.on_step_s
+        reason = await self._context.waits.wait(
+            answer, "on_step", f"the callback of step {step}", limit_s, "the run stops", CallbackFailed
+        )
+        if reason is not None:
+            self._last_step, self.stopped_for = step, f"stopped by on_step after step {step}: {reason}"
 
     async def _save(self, version: Version) -> None:
         """Save a checkpoint if one is due: every `checkpoint_every` steps, before the trainer leaves its node, and
@@ -343,7 +369,7 @@ class Pipeline:
         The last one is retried until it is saved or the run fails, because no later one makes up for it.
         """
         config = self._context.config
-        if version.step == config.steps:
+        if version.step == self._last_step:
             while not await self._saved(version):
                 pass
         elif self._trainer.leaves or (config.checkpoint_every and version.step % config.checkpoint_every == 0):

@@ -49,6 +49,8 @@ class StepRecord(msgspec.Struct, kw_only=True, tag="step"):
     """Metrics of the trainer."""
     bias: dict[str, float] = {}
     """Distance per task between the durations of offered and trained prompts, over the run so far (`observe.bias`)."""
+    held_out: dict[str, float] = {}
+    """Mean reward per task in its last evaluation."""
 
 
 class EvalRecord(msgspec.Struct, kw_only=True, tag="eval"):
@@ -154,6 +156,7 @@ class StepFold:
         self._sampled = 0
         self._suspended_s = 0.0
         self._lost = 0
+        self._held_out: dict[str, float] = {}
 
     def take(self, event: j.JournalEvent) -> list[Record]:
         records = [] if isinstance(event, j.PoolTime) else self.finish()
@@ -186,6 +189,8 @@ class StepFold:
                 self._complete = self._step(event)
             case j.EvalEnded():
                 at = event.at - self._began_at
+                if event.mean_reward is not None:
+                    self._held_out[event.task] = event.mean_reward
                 records.append(
                     EvalRecord(
                         step=event.step,
@@ -223,6 +228,7 @@ class StepFold:
             busy={},
             metrics=dict(event.metrics),
             bias=self._bias.distances(),
+            held_out=dict(self._held_out),
         )
         if claim is not None:
             record.kept_rewards = dict(claim.rewards)

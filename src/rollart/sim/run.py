@@ -12,6 +12,7 @@ from rollart.control.rewards import POOL as REWARD
 from rollart.control.trainer import POOL as TRAINER
 from rollart.observe.journal import MemoryJournal
 from rollart.policy.rewards import reward_plans
+from rollart.ports.algorithm import advantage_of
 from rollart.ports.prompts import PromptSource
 from rollart.ports.sink import EventSink
 from rollart.sim.checkpoints import SimCheckpoints
@@ -81,6 +82,7 @@ def parts(scenario: Scenario, journal: EventSink, checkpoints: SimCheckpoints | 
         rewards=reward_plans(
             scenario.config, lambda task, reward: reward.label in scenario.world.tasks[task].group_rewards
         ),
+        advantage=advantage_of(scenario.config.algorithm),
     )
 
 

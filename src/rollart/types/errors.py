@@ -9,6 +9,8 @@
     │   ├── NoEngine           no engine can take a task's requests
     │   ├── ShareUnfilled      a task cannot fill its share of the batch
     │   ├── TaskBroken         the code of a task is wrong: every attempt fails
+    │   ├── AdvantageFailed    the advantage function raised, or returned something unusable
+    │   ├── CallbackFailed     the callback of the steps raised, or did not return
     │   ├── StalledRun         no progress, and no deadline left that could change that
     │   ├── Interrupted        stopped from outside (Ctrl-C, SIGTERM)
     │   └── TrainingFailed     the trainer reported an error
@@ -98,6 +100,14 @@ class Interrupted(RunError):
     """The run was stopped from outside; it can be resumed."""
 
     stop_reason = StopReason.INTERRUPTED
+
+
+class AdvantageFailed(RunError):
+    """The advantage function raised, or returned something other than one finite number per trajectory or turn."""
+
+
+class CallbackFailed(RunError):
+    """The user's callback of the steps raised, did not return in time, or returned something unknown."""
 
 
 class StalledRun(RunError):

@@ -39,6 +39,7 @@ import torch
 from rollart.algo.loss import policy_loss
 from rollart.algo.metrics import Metrics
 from rollart.algo.packed import PackedBatch
+from rollart.algo.surrogate import BadLoss, needs_every_sequence
 from rollart.backends.models import build_model, keep_freed_memory
 from rollart.backends.trainers import training_state
 from rollart.backends.trainers.checkpoint import Checkpoint
@@ -55,7 +56,8 @@ from rollart.backends.trainers.ranks import RankHandle, Ranks
 from rollart.backends.trainers.sharded_draft import ShardedDraft
 from rollart.backends.trainers.sharding import clip, of_each_rank, over_ranks, own_part, own_rows, shard, whole
 from rollart.backends.trainers.worker import TrainerWorker, TrainerWorkerSettings
-from rollart.config.algorithm import AlgorithmSettings, CorrectionKind, CriticSettings
+from rollart.config.algorithm import AlgorithmSettings, CorrectionKind, CriticSettings, PolicyLoss
+from rollart.ports.algorithm import surrogate_of
 from rollart.ports.weights import ShardedWeightStore
 from rollart.ports.worker import Advance
 from rollart.types.errors import RequestError
@@ -115,6 +117,7 @@ class TorchTrainer(TrainerWorker):
     def _set_up(self, wake: Callable[[], None], rank: RankHandle | None) -> None:
         own = self._settings
         keep_freed_memory()
+        self._surrogate = surrogate_of(own.algorithm.loss)
         self._packed = self._build()
         self._reference = self._build() if own.algorithm.loss.kl_weight else None
         """Frozen initial weights, not those of a checkpoint."""
@@ -353,6 +356,7 @@ class TorchTrainer(TrainerWorker):
         other terms."""
         trainer, loss = self._settings.trainer, self._settings.algorithm.loss
         all_move = self._critic is not None or bool(loss.kl_weight or loss.entropy_weight)
+        all_move = all_move or needs_every_sequence(self._surrogate)
         return steps_of(claim, trainer.token_budget, trainer.ranks, all_move=all_move)
 
     # --- one optimiser step
@@ -414,23 +418,24 @@ class TorchTrainer(TrainerWorker):
                 reference = self._reference.scores(batch).logprobs
         members = batch.items
         device = scores.logprobs.device
-        loss, metrics = policy_loss(
-            own.algorithm.loss,
-            PackedBatch(
-                logprobs=scores.logprobs,
-                behaviour=torch.from_numpy(np.concatenate([member.behaviour for member in members])).to(device),
-                advantages=torch.from_numpy(np.concatenate([member.advantages for member in members])).to(device),
-                sequence=torch.from_numpy(
-                    np.repeat(np.arange(len(members)), [member.targets.size for member in members])
-                ).to(device),
-                sequences=len(members),
-                total_tokens=step.totals.tokens,
-                total_sequences=step.totals.sequences,
-                proximal=self._proximal(scores.logprobs, members),
-                reference=reference,
-                entropy=scores.entropy,
-            ),
+        packed = PackedBatch(
+            logprobs=scores.logprobs,
+            behaviour=torch.from_numpy(np.concatenate([member.behaviour for member in members])).to(device),
+            advantages=torch.from_numpy(np.concatenate([member.advantages for member in members])).to(device),
+            sequence=torch.from_numpy(
+                np.repeat(np.arange(len(members)), [member.targets.size for member in members])
+            ).to(device),
+            sequences=len(members),
+            total_tokens=step.totals.tokens,
+            total_sequences=step.totals.sequences,
+            proximal=self._proximal(scores.logprobs, members),
+            reference=reference,
+            entropy=scores.entropy,
         )
+        try:
+            loss, metrics = policy_loss(own.algorithm.loss, packed, self._surrogate)
+        except BadLoss as error:
+            raise Untrainable(str(error)) from error
         if self._critic is not None and scores.hidden is not None:
             of_values, measured = self._critic.loss(scores.hidden, members, step.totals.tokens)
             loss, metrics = loss + of_values, metrics + measured
@@ -473,9 +478,11 @@ class TorchTrainer(TrainerWorker):
             if not whole(parameter).isfinite().all():
                 return f"the weights of {name} are not finite"
         found = next((problem for row in rows if (problem := _problem(row))), "")
+        kind = self._settings.algorithm.loss.kind
+        where = "computation" if isinstance(kind, PolicyLoss) else f"model or the loss {kind}"
         return next(
             (each for each in of_each_rank(found, self._settings.trainer.ranks) if each),
-            "inputs and weights are finite, so the computation overflowed",
+            f"inputs and weights are finite, so the {where} overflowed",
         )
 
 
