@@ -1,13 +1,15 @@
 """The table of tasks: what baselines reach, and that train and held-out content are apart."""
 
+import hashlib
 import random
 
 import pytest
 
+from rollart.app.cold_start import TRANSCRIPTS
 from rollart.tasks import game
 from rollart.tasks.builtin import BUILT_IN, transcripts
 from rollart.tasks.prompts import SeedPrompts
-from rollart.tasks.scripts import success_rate
+from rollart.tasks.scripts import mean_reward
 from rollart.tasks.split import is_held_out
 from rollart.tasks.tokenizer import AGENT, END, USER, build_tokenizer
 
@@ -16,8 +18,12 @@ REACHED = {
     "frozenlake": {"any move": 0.02, "best blind path": 0.34, "around holes": 0.89, "shortest way": 1.0},
     "math": {"any answer": 0.0, "with the calculator": 1.0},
     "game": {"any number": 0.19, "within bounds": 0.71, "halving": 1.0},
+    "shop": {"anything": 0.14, "first result": 0.27, "hasty": 0.71, "careful": 0.99, "thorough": 1.0},
+    "sokoban": {"any move": 0.07, "open move": 0.11, "greedy": 0.27, "solver": 1.0},
 }
-"""Held-out success of the scripts, as the docs have it."""
+"""Held-out mean reward of the scripts, as the docs have it."""
+LONGEST = {"shop": (45, 60), "sokoban": (80, 20), "repair": (300, 20)}
+"""Tokens of the first observation, and of any other."""
 
 
 def prompts(name, held_out, count=EPISODES):
@@ -31,7 +37,7 @@ def test_baselines_reach_what_the_docs_say(name):
     environment = task.build()
     assert list(task.baselines) == list(REACHED[name])
     for baseline, script in task.baselines.items():
-        rate = success_rate(environment, prompts(name, True), script, max_turns=task.max_turns)
+        rate = mean_reward(environment, prompts(name, True), script, max_turns=task.max_turns)
         assert rate == pytest.approx(REACHED[name][baseline], abs=0.07), baseline
 
 
@@ -83,7 +89,7 @@ def test_transcripts_are_of_training_content_and_reproducible(name):
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_no_answer_is_an_error(name):
     task, chance = BUILT_IN[name], random.Random(0)
-    signs = "ACLDRU 0123456789+-*\n\N{REPLACEMENT CHARACTER}xé"
+    signs = [*"ACLDRU 0123456789+-*[]\n\N{REPLACEMENT CHARACTER}xé", "click[", "search[mug]", "buy", "try ", "take "]
     for prompt in prompts(name, True, 30):
         environment = task.build()
         step = environment.reset(prompt)
@@ -96,15 +102,25 @@ def test_no_answer_is_an_error(name):
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_the_small_tokenizer_is_short_and_loses_nothing(name):
-    tokenizer = build_tokenizer(text for task in BUILT_IN.values() for text in task.texts)
-    assert tokenizer.to_str() == build_tokenizer(text for task in BUILT_IN.values() for text in task.texts).to_str()
-    assert tokenizer.get_vocab_size() < 320
+    """That of the quickstart for its tasks, one of its own for every other task."""
+    learned = list(TRANSCRIPTS) if name in TRANSCRIPTS else [name]
+    tokenizer = build_tokenizer(text for task in learned for text in BUILT_IN[task].texts)
+    assert tokenizer.to_str() == build_tokenizer(text for task in learned for text in BUILT_IN[task].texts).to_str()
+    assert tokenizer.get_vocab_size() < (320 if name in TRANSCRIPTS else 1000)
+    first, later = LONGEST.get(name, (55, 20))
     for transcript in transcripts(name, 20):
         for turn, (observation, answer) in enumerate(transcript.turns):
             for text in (observation, answer):
                 assert tokenizer.decode(tokenizer.encode(text).ids) == text
-            assert len(tokenizer.encode(observation).ids) <= (20 if turn else 55)
+            assert len(tokenizer.encode(observation).ids) <= (later if turn else first)
             assert len(tokenizer.encode(answer).ids) < BUILT_IN[name].max_turn_tokens
+
+
+def test_the_tokenizer_of_the_quickstart_is_the_same_in_every_version():
+    """More tasks must not change it: its models and their results depend on its numbers."""
+    tokenizer = build_tokenizer(text for task in TRANSCRIPTS for text in BUILT_IN[task].texts)
+    digest = hashlib.blake2b(tokenizer.to_str().encode(), digest_size=16).hexdigest()
+    assert (digest, tokenizer.get_vocab_size()) == ("b05d4347423049b623c216cbe880b644", 296)
 
 
 def test_the_small_tokenizer_takes_any_text():

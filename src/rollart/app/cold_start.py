@@ -1,4 +1,4 @@
-"""The initial model of the quickstart: a small model from scratch, trained on transcripts of the built-in tasks.
+"""The initial model of the presets: a small model from scratch, trained on transcripts of the built-in tasks.
 
     python -m rollart.app.cold_start '{"folder": "model", "seed": 0}'
 
@@ -17,8 +17,10 @@ from typing import Any
 
 from rollart.backends.environments.hf_codec import HfCodec
 from rollart.backends.trainers.cold_start import ColdStartSettings, Report, Turns, cold_start, silent
+from rollart.config.suggest import did_you_mean
 from rollart.tasks.builtin import BUILT_IN, transcripts
 from rollart.tasks.tokenizer import build_tokenizer, tokenizer_files
+from rollart.types.errors import RequestError
 
 SMALL_MODEL: Mapping[str, Any] = {
     "model_type": "qwen3",
@@ -34,27 +36,43 @@ SMALL_MODEL: Mapping[str, Any] = {
     "initializer_range": 0.08,  # about 1/√hidden_size; the usual 0.02 is for wide models
 }
 TRANSCRIPTS = {"frozenlake": 1300, "math": 3800, "game": 2600}
-"""Transcripts per task; one of FrozenLake is as long as three or four of the others."""
+"""Transcripts per task, of the quickstart; one of FrozenLake is as long as three or four of the others."""
 
 
-def make_small_model(folder: Path, *, seed: int = 0, report: Report = silent, **changes: Any) -> float:
+def make_small_model(
+    folder: Path,
+    *,
+    seed: int = 0,
+    report: Report = silent,
+    tasks: Mapping[str, int] | None = None,
+    config: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> float:
     """Create the model and write it to `folder`, with its tokenizer. Returns the last loss.
 
-    `changes` override fields of `ColdStartSettings`.
+    `tasks`: number of transcripts of each built-in task that the model learns; their texts alone are the tokenizer's
+    vocabulary. By default the three tasks of the quickstart. `config` overrides fields of `SMALL_MODEL`, `changes`
+    fields of `ColdStartSettings`.
     """
-    tokenizer = build_tokenizer(text for task in BUILT_IN.values() for text in task.texts)
+    counts = TRANSCRIPTS if tasks is None else tasks
+    for name in counts:
+        if name not in BUILT_IN:
+            known = ", ".join(BUILT_IN)
+            raise RequestError(f"a cold start cannot learn {name!r}{did_you_mean(name, BUILT_IN)}; it knows {known}")
+    tokenizer = build_tokenizer(text for name in counts for text in BUILT_IN[name].texts)
     files = tokenizer_files(tokenizer)
     with tempfile.TemporaryDirectory() as beside:
         for name, data in files.items():
             (Path(beside) / name).write_bytes(data)
         codec = HfCodec(beside)
-    config = {**SMALL_MODEL, "vocab_size": codec.vocabulary, "eos_token_id": codec.stop_tokens[0]}
+    fitting = {"vocab_size": codec.vocabulary, "eos_token_id": codec.stop_tokens[0]}
     learned = [
         turns
-        for name, count in TRANSCRIPTS.items()
+        for name, count in counts.items()
         for turns in in_tokens(codec, (each.turns for each in transcripts(name, count, seed=seed)))
     ]
-    settings = ColdStartSettings(model={"config": config}, seed=seed, **changes)
+    model = {"config": {**SMALL_MODEL, **(config or {}), **fitting}}
+    settings = ColdStartSettings(model=model, seed=seed, **changes)
     return cold_start(settings, learned, folder, files, report)
 
 

@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 
 from rollart.ports.environment import TextEnvironment
 from rollart.ports.factory import load
-from rollart.tasks import arithmetic, frozenlake, game
+from rollart.tasks import arithmetic, frozenlake, game, sokoban
 from rollart.tasks.prompts import SeedPrompts
-from rollart.tasks.scripts import Script, Transcript, play, success_rate
+from rollart.tasks.scripts import Script, Transcript, mean_reward, play
+from rollart.tasks.shop import environment as shop
+from rollart.tasks.shop import scripts as customers
 from rollart.types.trajectory import Prompt
 
 TRANSCRIPT_SEEDS = 2_000_000
@@ -69,6 +71,33 @@ BUILT_IN: Mapping[str, BuiltIn] = {
             "halving": game.halving,
         },
     ),
+    "shop": BuiltIn(
+        build=shop.Shop,
+        max_turns=8,
+        max_turn_tokens=12,
+        texts=shop.TEXTS,
+        teachers=(customers.hasty, customers.hasty, customers.careful),
+        baselines={
+            "anything": customers.anything,
+            "first result": customers.first_result,
+            "hasty": customers.hasty,
+            "careful": customers.careful,
+            "thorough": customers.thorough,
+        },
+    ),
+    "sokoban": BuiltIn(
+        build=sokoban.Sokoban,
+        max_turns=20,
+        max_turn_tokens=4,
+        texts=sokoban.TEXTS,
+        teachers=(sokoban.careless_solver, sokoban.open_move),
+        baselines={
+            "any move": sokoban.any_move,
+            "open move": sokoban.open_move,
+            "greedy": sokoban.greedy,
+            "solver": sokoban.solver,
+        },
+    ),
 }
 
 
@@ -85,9 +114,9 @@ def transcripts(name: str, count: int, *, seed: int = 0) -> list[Transcript]:
 
 
 def baselines(factory: str, prompts: Sequence[Prompt], *, max_turns: int, **settings: Any) -> dict[str, float]:
-    """Share of the prompts that each script solves, worst script first; empty unless the factory is a built-in task."""
+    """Mean reward of each script, worst script first; empty unless the factory is a built-in task."""
     scripts = next((task.baselines for task in BUILT_IN.values() if task.factory == factory), {})
     return {
-        name: success_rate(load(factory)(**settings), prompts, script, max_turns=max_turns)
+        name: mean_reward(load(factory)(**settings), prompts, script, max_turns=max_turns)
         for name, script in scripts.items()
     }

@@ -43,9 +43,9 @@ def play(environment: TextEnvironment, prompt: Prompt, script: Script, *, max_tu
     return Transcript(tuple(zip(observations, answers, strict=True)), reward)
 
 
-def success_rate(
+def mean_reward(
     environment: TextEnvironment, prompts: Iterable[Prompt], script: Script, *, max_turns: int, seed: int = 0
 ) -> float:
-    """Share of the prompts that a script solves."""
-    played = [play(environment, prompt, script, max_turns=max_turns, seed=seed).success for prompt in prompts]
-    return sum(played) / len(played)
+    """Mean reward of a script; the share of the prompts that it solves, where an episode earns all or nothing."""
+    earned = [play(environment, prompt, script, max_turns=max_turns, seed=seed).reward for prompt in prompts]
+    return sum(earned) / len(earned)
