@@ -11,7 +11,8 @@ import uvicorn
 from scripted import KEY, PATIENCE_S, Script, engine, served
 
 from rollart.app.serving.http import application
-from rollart.app.serving.server import GuardedProtocol, Server, _bound
+from rollart.app.serving.listening import GuardedProtocol, bound
+from rollart.app.serving.server import Server
 from rollart.types.errors import RequestError
 from rollart.types.messages import Abort, Add
 
@@ -30,7 +31,7 @@ def run(test, *, leaves=True):
     async def whole():
         serving = engine(script)
         await serving.start()
-        with _bound("127.0.0.1", 0) as listening:
+        with bound("127.0.0.1", 0) as listening:
             listening.listen()  # so that connections may come before the server does
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # so that little fits on the way
             port = listening.getsockname()[1]
@@ -121,9 +122,9 @@ def test_a_lost_engine_ends_the_server():
 
 
 def test_a_port_in_use_and_a_host_that_is_none():
-    with _bound("127.0.0.1", 0) as first:
+    with bound("127.0.0.1", 0) as first:
         first.listen()
-        with pytest.raises(RequestError, match="choose another with --port"), _bound(*first.getsockname()):
+        with pytest.raises(RequestError, match="choose another with --port"), bound(*first.getsockname()):
             pass
-    with pytest.raises(RequestError, match="--host"), _bound("no such host", 0):
+    with pytest.raises(RequestError, match="--host"), bound("no such host", 0):
         pass

@@ -1,5 +1,6 @@
-"""`rollart reward`: try a reward function on what a run has stored."""
+"""`rollart reward`: try a reward function on what a run has stored, or serve it."""
 
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,15 +11,16 @@ from rich.console import Console
 from rich.table import Table
 
 from rollart.app.reward_trial import Trial, try_reward
+from rollart.types.errors import RequestError
 
-app = typer.Typer(no_args_is_help=True, help="Try reward functions on the transcripts of a run.")
+app = typer.Typer(no_args_is_help=True, help="Try, serve and package reward functions.")
 SHOWN = 10
 """Number of changed transcripts in the table."""
 
 
 @app.callback()
 def rewards() -> None:
-    """Try reward functions on the transcripts of a run."""
+    """Try, serve and package reward functions."""
 
 
 @app.command("try")
@@ -38,6 +40,33 @@ def try_(
         sys.stdout.write(msgspec.json.encode(trial).decode() + "\n")
     else:
         _show(Console(), trial)
+
+
+@app.command()
+def serve(
+    function: Annotated[str, typer.Argument(help="A reward function, such as my_rewards.py:correct.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 = any that is free.")] = 8080,
+    concurrency: Annotated[int, typer.Option(min=1, help="Calls at a time; more get status 429.")] = 8,
+    secret_env: Annotated[
+        str, typer.Option(help="Environment variable with the secret of clients; without a value, one is generated.")
+    ] = "ROLLART_REWARD_SECRET",
+    grace_s: Annotated[int, typer.Option(min=0, help="Seconds for calls to finish after SIGTERM.")] = 20,
+) -> None:
+    """Serve a reward function over HTTP, until Ctrl-C or SIGTERM. Rewards of a task use it with `run = "http://…"`.
+
+    Example: rollart reward serve my_rewards.py:correct --port 8080
+    """
+    _need("uvicorn", extra="serve")
+    from rollart.app.functions.server import serve_function  # late: other commands need no server
+
+    serve_function(function, host, port, secret_env=secret_env, concurrency=concurrency, grace_s=grace_s)
+
+
+def _need(*packages: str, extra: str) -> None:
+    missing = [each for each in packages if importlib.util.find_spec(each) is None]
+    if missing:
+        raise RequestError(f"this needs {', '.join(missing)}; install them with: pip install 'rollart[{extra}]'")
 
 
 def _show(console: Console, trial: Trial) -> None:

@@ -1,0 +1,1 @@
+"""Servers of reward functions: one core, and the targets that run it."""

@@ -1,0 +1,60 @@
+"""`rollart reward serve`: one reward function on uvicorn, until Ctrl-C or SIGTERM."""
+
+import asyncio
+import socket
+
+import uvicorn
+
+from rollart.app.functions.asgi import AsgiApplication
+from rollart.app.functions.endpoint import Endpoint
+from rollart.app.functions.executor import Executor, LocalExecutor
+from rollart.app.functions.service import FunctionService
+from rollart.app.serving.listening import GracefulServer, GuardedProtocol, bound, interruptible, say, secret_of, url_of
+from rollart.gateway.functions.requests import Secret
+
+SECRET = "ROLLART_REWARD_SECRET"
+"""Environment variable with the secret that clients must know."""
+KEEP_ALIVE_S = 20
+"""More than clients keep unused connections, so that they close them first and none is closed under a request."""
+SPARE_CONNECTIONS = 1024
+
+
+def serve_function(function: str, host: str, port: int, *, secret_env: str, concurrency: int, grace_s: int) -> None:
+    """Serve the function with this factory path."""
+    executor = LocalExecutor(function, concurrency)  # first: a path that is wrong is noticed before anything starts
+    secret = Secret(secret_of(secret_env), secret_env)
+    with bound(host, port) as listening, interruptible():
+        asyncio.run(serve_on(listening, executor, secret, grace_s))
+
+
+async def serve_on(listening: socket.socket, executor: Executor, secret: Secret, grace_s: int) -> None:
+    """Serve until a signal."""
+    app = AsgiApplication(lambda: Endpoint(FunctionService(executor), secret))
+    server = FunctionServer(
+        uvicorn.Config(
+            app,
+            http=GuardedProtocol,
+            ws="none",
+            lifespan="on",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=executor.concurrency + SPARE_CONNECTIONS,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=grace_s,
+        )
+    )
+    server.ready = f"serving {executor.path} at {url_of(listening)}, {executor.concurrency} calls at a time"
+    await server.serve([listening])
+
+
+class FunctionServer(GracefulServer):
+    """Tells its URL once it listens."""
+
+    ready = ""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            say(self.ready)
