@@ -29,8 +29,8 @@ def judged(t: api.Transcript) -> float:
 
 def test_the_public_names() -> None:
     assert set(api.__all__) == {
-        "ConfigError", "HeldOut", "Prompt", "RequestError", "Result", "RollartError", "RunConfig", "RunError",
-        "Task", "TextEnvironment", "TextStep", "Transcript", "run", "tiny_model",
+        "ConfigError", "EnvironmentFault", "HeldOut", "Prompt", "RequestError", "Result", "RollartError", "RunConfig",
+        "RunError", "Task", "TextEnvironment", "TextStep", "Transcript", "mcp", "run", "tiny_model",
     }  # fmt: skip
     assert all(getattr(api, name) is not None for name in api.__all__)
     assert set(api.__all__) <= set(dir(api))

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import Field
 
+from rollart.backends.environments.chat import ChatEnvironment, ChatTask
 from rollart.backends.environments.codec import Codec
 from rollart.backends.environments.environment_thread import Answer, EnvironmentThread
 from rollart.backends.environments.gym import as_text_environment
@@ -48,7 +49,8 @@ class EnvironmentHostSettings(Strict):
 
     task: str
     settings: TaskSettings
-    """`environment` is called with `environment_settings` as keywords, once per episode."""
+    """`environment` is called with `environment_settings` as keywords, once per episode; without one, rows are shown
+    and answered (`chat`)."""
     codec: str = "rollart.backends.environments.codec:ByteCodec"
     """Factory path of a `Codec`; called with `codec_settings` as keywords."""
     codec_settings: dict[str, Any] = Field(default_factory=dict)
@@ -77,8 +79,10 @@ class EnvironmentHost:
     def __init__(self, settings: Mapping[str, Any], wake: Callable[[], None]) -> None:
         self._settings = EnvironmentHostSettings.model_validate(dict(settings))
         self._wake = wake
-        self._factory = load(self._settings.settings.environment)
         self._codec: Codec = load(self._settings.codec)(**self._settings.codec_settings)
+        task = self._settings.settings
+        self._chat = None if task.environment else ChatTask(task, self._codec)
+        self._factory = load(task.environment) if task.environment else None
         self._threads: dict[int, EnvironmentThread] = {}
         self._episodes: dict[TrajectoryId, _Episode] = {}
         self._over: deque[TrajectoryId] = deque()
@@ -116,6 +120,8 @@ class EnvironmentHost:
             if runner.thread.is_alive():
                 logger.warning("%s: abandoning the environment in slot %d, which hangs", self._settings.task, slot)
         self._threads.clear()
+        if self._chat is not None:
+            self._chat.close()
 
     def _collect(self, events: list[WorkerEvent]) -> None:
         while self._answers:
@@ -186,7 +192,12 @@ class EnvironmentHost:
 
     def _build(self, reset: Reset) -> AnyTextEnvironment:
         task = self._settings.settings
-        environment: AnyTextEnvironment = as_text_environment(self._factory(**task.environment_settings))
+        environment: AnyTextEnvironment
+        if self._factory is not None:
+            environment = as_text_environment(self._factory(**task.environment_settings))
+        else:
+            assert self._chat is not None
+            environment = ChatEnvironment(self._chat)
         for number, injection in enumerate(task.inject):
             environment = Injected(environment, injection, reset, number)
         return environment
