@@ -9,7 +9,7 @@ VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 ARGS ?=
 
-.PHONY: help venv venv-vllm test test-vllm test-long cluster-tools repeat mutate kills train sim bench clean
+.PHONY: help venv venv-vllm test test-vllm test-long cluster-tools repeat task-signature mutate kills train sim bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,10 @@ test-long: $(INSTALLED) ## the tests that take a minute or more, which `make tes
 
 repeat: $(INSTALLED) ## tests again and again, in random order, for those that need luck; folders and options in ARGS
 	$(BIN)/python tools/repeat_tests.py $(ARGS)
+
+task-signature: $(INSTALLED) ## write the signature of rollart.Task from the settings of a task
+	$(BIN)/python tools/task_signature.py
+	$(BIN)/ruff format -q src/rollart/app/task.py
 
 mutate: $(INSTALLED) ## whether the tests notice when a decision of policy is changed; modules and options in ARGS
 	$(BIN)/python tools/mutate.py $(ARGS)

@@ -7,19 +7,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rollart.app.api import HeldOut, Result, Task, run, tiny_model
+    from rollart.app.api import HeldOut, Result, run, tiny_model
     from rollart.app.step_callback import Stop
+    from rollart.app.task import Task, mcp
     from rollart.config.schema import RunConfig
     from rollart.observe.steps import StepRecord
     from rollart.ports.environment import TextEnvironment, TextStep
     from rollart.types.credit import Group, Member
-    from rollart.types.errors import ConfigError, RequestError, RollartError, RunError
+    from rollart.types.errors import ConfigError, EnvironmentFault, RequestError, RollartError, RunError
     from rollart.types.trajectory import Prompt
     from rollart.types.transcript import Transcript
 
 __version__ = "0.1.0"
 __all__ = [
     "ConfigError",
+    "EnvironmentFault",
     "Group",
     "HeldOut",
     "Member",
@@ -35,18 +37,20 @@ __all__ = [
     "TextEnvironment",
     "TextStep",
     "Transcript",
+    "mcp",
     "run",
     "tiny_model",
 ]
 
 _HOMES = {
-    "app.api": ("HeldOut", "Result", "Task", "run", "tiny_model"),
+    "app.api": ("HeldOut", "Result", "run", "tiny_model"),
     "app.step_callback": ("Stop",),
+    "app.task": ("Task", "mcp"),
     "config.schema": ("RunConfig",),
     "observe.steps": ("StepRecord",),
     "ports.environment": ("TextEnvironment", "TextStep"),
     "types.credit": ("Group", "Member"),
-    "types.errors": ("ConfigError", "RequestError", "RollartError", "RunError"),
+    "types.errors": ("ConfigError", "EnvironmentFault", "RequestError", "RollartError", "RunError"),
     "types.trajectory": ("Prompt",),
     "types.transcript": ("Transcript",),
 }

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rollart.app import running
-from rollart.app.compose import BYTE_CODEC, HF_CODEC, check_real, codec_factory, prompts_of, worker_specs
+from rollart.app.compose import BYTE_CODEC, HF_CODEC, check_real, codec_factory, worker_specs
+from rollart.app.task_checks import prompts_of
 from rollart.config.load import check, load_toml
 from rollart.config.schema import RunConfig
 from rollart.types.errors import ConfigError, RunError
@@ -80,7 +81,7 @@ def test_the_codec_is_that_of_the_models_folder(tmp_path):
 def test_prompts_of_a_file_are_held_out_by_content(tmp_path):
     lines = tmp_path / "prompts.jsonl"
     lines.write_text("".join(json.dumps({"question": number}) + "\n" for number in range(40)))
-    fitting = config(task={"prompt_path": str(lines)})
+    fitting = config(task={"prompts": str(lines)})
     train, held_out = (prompts_of(fitting, "lake", held_out=side) for side in (False, True))
     seen = [{train.next().data["question"] for _ in range(80)}, {held_out.next().data["question"] for _ in range(80)}]
     assert seen[0] | seen[1] == set(range(40))
@@ -89,8 +90,8 @@ def test_prompts_of_a_file_are_held_out_by_content(tmp_path):
 
 def test_prompts_that_are_not_there_are_refused_by_their_key(tmp_path):
     with pytest.raises(ConfigError, match=r"none\.jsonl") as caught:
-        check_real(config(task={"prompt_path": str(tmp_path / "none.jsonl")}))
-    assert caught.value.path == "tasks.lake.prompt_path"
+        check_real(config(task={"prompts": str(tmp_path / "none.jsonl")}))
+    assert caught.value.path == "tasks.lake.prompts"
 
 
 def test_tasks_with_the_same_reward_function_share_its_workers():

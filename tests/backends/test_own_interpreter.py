@@ -71,7 +71,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 def test_every_field_of_a_step_arrives(started: Callable[..., Interpreter]) -> None:
     step = episode(started()).step("done")
-    assert step == ("bye ä€", 1.0, True, False, False, b"\x00\xff", "end")
+    assert step[:7] == ("bye ä€", 1.0, True, False, False, b"\x00\xff", "end")
 
 
 def test_what_libraries_print_is_not_taken_for_an_answer(started: Callable[..., Interpreter]) -> None:

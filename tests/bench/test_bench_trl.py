@@ -17,7 +17,7 @@ import pytest
 
 from rollart.app import cold_start
 from rollart.app.api import merged
-from rollart.app.compose import prompts_of
+from rollart.app.task_checks import prompts_of
 from rollart.backends.environments.hf_codec import HfCodec
 from rollart.backends.environments.inject import hangs
 from rollart.bench import trl_run as bench_trl_run

@@ -1,27 +1,25 @@
-"""The Python API: `run`, and tasks that take classes and functions in place of factory paths.
+"""The Python API: `run` and its result. Tasks are in `app.task`.
 
 Invariants: `run` does exactly what `rollart train` does with the same config: same checks, same folder, same resume. It
 raises the errors that the command would print (`rollart.types.errors`), and never exits the process.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollart.app.checkpoints import newest_folder
 from rollart.app.interruption import in_own_thread
-from rollart.app.naming import factory_path
 from rollart.app.running import RuntimeKind, Tables, carry_out, new_run, read_config, require, resumed_run, say
 from rollart.app.step_callback import StepCallback, check_callback
-from rollart.config.base import Strict
-from rollart.config.load import check, load_toml
-from rollart.config.schema import RunConfig, TaskSettings
+from rollart.app.task import plain
+from rollart.config.load import load_toml
+from rollart.config.schema import RunConfig
 from rollart.config.suggest import did_you_mean
 from rollart.observe.report import Report
-from rollart.ports.factory import SESSION, file_being_loaded
-from rollart.ports.reward import RewardFunction
+from rollart.ports.factory import LOCAL, SESSION, file_being_loaded
 from rollart.types.errors import RequestError
 
 ONE_POOL: Tables = {"pools": {"local": {}}}
@@ -38,32 +36,6 @@ TINY_MODEL: Tables = {
     "tie_word_embeddings": True,
 }
 BYTE_VOCABULARY = 260
-
-
-class Task(TaskSettings):
-    """A `TaskSettings` whose environment and rewards may be given as objects.
-
-    `environment`: a class with Gymnasium's interface on text, or a `rollart.TextEnvironment`; or a factory of one.
-    `reward`: a function of a `rollart.Transcript`, or of a list of them; by default the sum of the environment's
-    rewards. `rewards`: several functions, or tables such as `{"function": judged, "weight": 0.2}`. Workers import all
-    of them by name, so they must be at the top level of a file or, on the inline runtime, of a notebook.
-    """
-
-    def __init__(
-        self,
-        environment: Callable[..., Any] | str,
-        reward: RewardFunction | str | None = None,
-        *,
-        rewards: Sequence[RewardFunction | Mapping[str, Any] | str] = (),
-        **settings: Any,
-    ) -> None:
-        named = {"environment": factory_path(environment), **settings}
-        if reward is not None:
-            named["reward"] = factory_path(reward)
-        if rewards:
-            named["rewards"] = _plain(rewards)
-        check(TaskSettings, named)
-        super().__init__(**named)
 
 
 class HeldOut(NamedTuple):
@@ -147,20 +119,9 @@ def merged(tables: Tables, changes: Tables) -> dict[str, Any]:
     """
     out = dict(tables)
     for key, value in changes.items():
-        new, old = _plain(value), _plain(out.get(key))
+        new, old = plain(value), plain(out.get(key))
         out[key] = merged(old, new) if isinstance(old, Mapping) and isinstance(new, Mapping) else new
-    return {key: _plain(value) for key, value in out.items()}
-
-
-def _plain(value: Any) -> Any:
-    """Convert a value to what TOML would give."""
-    if isinstance(value, Strict):
-        return value.model_dump(exclude_unset=True)
-    if isinstance(value, Mapping):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    return factory_path(value) if callable(value) else value
+    return {key: plain(value) for key, value in out.items()}
 
 
 def _tables(config: Mapping[str, Any] | RunConfig | Path | str | None) -> Tables:
@@ -212,8 +173,14 @@ def _check_processes(config: RunConfig, runtime: RuntimeKind) -> None:
     factories = [task.environment for task in config.tasks.values()]
     factories += [reward.function for task in config.tasks.values() for reward in task.all_rewards]
     factories.append(config.algorithm.loss.factory())
+    factories += [tool for task in config.tasks.values() for tool in task.tools if isinstance(tool, str)]
     for path in (*factories, config.codec):
         place, _, name = path.rpartition(":")
+        if place == LOCAL:
+            raise RequestError(
+                f"{name.partition('/')[0]} is a lambda or defined inside a function, and workers that are processes "
+                'cannot find it there. Use runtime="inline", or define it at the top level of a file.'
+            )
         if place == SESSION:
             raise RequestError(
                 f"{name} was defined in a notebook or an interactive session, and workers that are processes cannot "

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rollart.app.algorithm_trial import check_algorithm
+from rollart.app.task_checks import check_kind, check_prompts, prompts_of
 from rollart.backends.engines.checkpoint_config import ModelShape, read_shape
 from rollart.backends.environments.codec import Codec
-from rollart.backends.environments.sources import open_source
+from rollart.backends.environments.sources import own_interpreter
 from rollart.backends.stores.folder import FolderStore
 from rollart.backends.stores.shared import SharedMemoryStore
 from rollart.backends.trainers.checkpoint import CheckpointPlace
 from rollart.config.schema import EPISODE_RETURN, PoolSettings, RewardSettings, RunConfig, TaskSettings
-from rollart.config.suggest import did_you_mean
 from rollart.config.training import LoraSettings
 from rollart.control.environments import POOL as ENVIRONMENTS
 from rollart.control.fleet import WorkerSpec
@@ -36,14 +36,11 @@ from rollart.distributed.interpreter import check_interpreter
 from rollart.policy.rewards import reward_plans
 from rollart.ports.algorithm import advantage_of
 from rollart.ports.factory import load
-from rollart.ports.prompts import PromptSource
 from rollart.ports.ranks import RankStarter
 from rollart.ports.reward import RewardKind, kind_of
 from rollart.ports.runtime import Runtime
 from rollart.ports.sink import EventSink
 from rollart.ports.weights import WeightStore
-from rollart.tasks.prompt_files import FolderPrompts, JsonLinesPrompts
-from rollart.tasks.prompts import SeedPrompts
 from rollart.types.errors import ConfigError, RequestError
 from rollart.types.messages import Role
 from rollart.types.placement import ACCELERATOR, ANYWHERE, Labels, Needs
@@ -76,14 +73,8 @@ REWARD_CPUS = 0.25
 def check_real(config: RunConfig) -> None:
     """Refuse configs that are complete enough for a simulation but not for a real run."""
     for name, task in config.tasks.items():
-        if not task.environment:
-            # A misspelt name becomes an empty table of its own.
-            others = did_you_mean(f"tasks.{name}", [f"tasks.{other}" for other in config.tasks if other != name])
-            raise ConfigError(
-                f"tasks.{name}.environment",
-                f'is missing{others}; name a factory such as "rollart.tasks.frozenlake:FrozenLake"',
-            )
-        if not task.python:  # else what it imports is there: `check_interpreters`
+        check_kind(config, name)
+        if task.environment and not task.python:  # else what it imports is there: `check_interpreters`
             _check_factory(f"tasks.{name}.environment", task.environment)
         for index, reward in enumerate(task.all_rewards):
             _check_reward(f"tasks.{name}.rewards.{index}.function" if task.rewards else f"tasks.{name}.reward", reward)
@@ -109,9 +100,9 @@ def check_real(config: RunConfig) -> None:
     temperatures = {task.temperature for task in config.tasks.values()}
     if len(temperatures) > 1:
         raise ConfigError("tasks", f"all tasks of a run must share one temperature, not {sorted(temperatures)}")
+    codec = None if is_cold_start(config) else codec_of(config)
     for name in config.tasks:
-        prompts_of(config, name, held_out=False)
-        prompts_of(config, name, held_out=True)
+        check_prompts(config, name, codec)
 
 
 def check_interpreters(config: RunConfig, *, processes: bool) -> None:
@@ -150,7 +141,7 @@ def _check_own_interpreters(config: RunConfig) -> None:
     for name, task in config.tasks.items():
         if task.python:
             try:
-                open_source(name, _hosted(task), slots=1).close()
+                own_interpreter(name, _hosted(task), slots=1).close()
             except RequestError as error:
                 raise ConfigError(f"tasks.{name}.python", str(error)) from error
 
@@ -244,21 +235,6 @@ def codec_of(config: RunConfig) -> Codec:
     return codec
 
 
-def prompts_of(config: RunConfig, name: str, *, held_out: bool) -> PromptSource:
-    """Training or held-out prompts: disjoint by seed, and by content if the task supports it."""
-    task = config.tasks[name]
-    shuffle_seed = 0 if held_out else config.seed
-    if not task.prompt_path:
-        first, past = task.eval_prompts if held_out else task.prompts
-        side = held_out if task.hold_out == "content" else None
-        return SeedPrompts(name, first, past - first, shuffle_seed=shuffle_seed, held_out=side)
-    source = FolderPrompts if Path(task.prompt_path).is_dir() else JsonLinesPrompts
-    try:
-        return source(name, task.prompt_path, shuffle_seed=shuffle_seed, held_out=held_out)
-    except RequestError as error:
-        raise ConfigError(f"tasks.{name}.prompt_path", str(error)) from error
-
-
 def baselines_of(config: RunConfig) -> dict[str, dict[str, float]]:
     """Scores of scripted policies on the held-out prompts of the run, for tasks that have scripts."""
     from rollart.tasks.builtin import baselines  # late: it needs Gymnasium, which simulations do not
@@ -267,7 +243,7 @@ def baselines_of(config: RunConfig) -> dict[str, dict[str, float]]:
     for name, task in config.tasks.items():
         source = prompts_of(config, name, held_out=True)
         prompts = [source.next() for _ in range(task.eval_episodes)]
-        if prompts:
+        if prompts and task.environment:
             found[name] = baselines(task.environment, prompts, max_turns=task.max_turns, **task.environment_settings)
     return found
 

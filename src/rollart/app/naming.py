@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rollart.ports.factory import SESSION, load
+from rollart.ports.factory import SESSION, keep_local, load
 from rollart.types.errors import RequestError
 
 REMEDY = "Workers import it by name: define it as a class or function at the top level of a file."
@@ -35,6 +35,14 @@ def factory_path(target: Callable[..., Any] | str) -> str:
     if path.startswith(f"{SESSION}:") and found is not target:
         raise RequestError(f"{name} was redefined in this session after it was passed. Pass the new one.")
     return path
+
+
+def tool_path(target: Callable[..., Any] | str) -> str:
+    """The same for a tool, which may also be defined inside a function: its path is then good in this process only."""
+    name = getattr(target, "__qualname__", "")
+    if callable(target) and "<locals>" in name and "<lambda>" not in name:
+        return keep_local(target)
+    return factory_path(target)
 
 
 def _main(name: str) -> str:

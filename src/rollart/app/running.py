@@ -35,6 +35,8 @@ from rollart.app.compose import (
     rank_needs,
     real_parts,
 )
+from rollart.app.given_prompts import FOLDER as PROMPTS
+from rollart.app.given_prompts import keep_rows, located
 from rollart.app.interruption import Interruption
 from rollart.app.progress import ProgressLogger
 from rollart.app.report_page import leave_page
@@ -110,7 +112,7 @@ def new_run(tables: Tables) -> Plan:
 def resumed_run(folder: Path, change: Callable[[Tables], Tables]) -> Plan:
     """Plan to resume a run. `change` may change limits, but nothing that the journal relies on."""
     tables = _read_tables(folder)
-    before, config = check(RunConfig, tables), check(RunConfig, change(tables))
+    before, config = check(RunConfig, tables), located(check(RunConfig, change(tables)), folder)
     for key in ("seed", "mode", "alpha", "batch", "model", "codec", "algorithm.advantage"):
         if attrgetter(key)(before) != attrgetter(key)(config):
             raise ConfigError(key, "cannot change when a run is resumed; start a new run")
@@ -120,7 +122,7 @@ def resumed_run(folder: Path, change: Callable[[Tables], Tables]) -> Plan:
     if saved and saved[-1].step > config.steps:
         raise ConfigError("steps", f"the run has already trained {saved[-1].step} steps; give at least as many")
     check_real(config)
-    return Plan(config, folder)
+    return Plan(located(keep_rows(config, folder), folder), folder)
 
 
 def carry_out(
@@ -146,7 +148,10 @@ def carry_out(
         if cluster is not None:
             for reason in check_placement(plan.config, resumed=plan.folder is not None):
                 say(f"waits for nodes: {reason}")
-        folder = _new_folder(out, plan.config) if plan.folder is None else plan.folder
+        folder = plan.folder
+        if folder is None:
+            folder = _new_folder(out, plan.config)
+            plan = Plan(located(keep_rows(plan.config, folder), folder))
         if cluster is not None:
             cluster.advice = _go_on(folder)
         callback = load(plan.config.on_step) if on_step is None and plan.config.on_step else on_step
@@ -227,7 +232,7 @@ def require(runtime: RuntimeKind) -> None:
 
 def read_config(folder: Path) -> RunConfig:
     """Config that a run was started with."""
-    return check(RunConfig, _read_tables(folder))
+    return located(check(RunConfig, _read_tables(folder)), folder)
 
 
 def with_model(config: RunConfig, folder: Path) -> RunConfig:
@@ -296,17 +301,17 @@ def _new_folder(out: Path | None, config: RunConfig) -> Path:
     folder = _free_name(config.name) if out is None else out
     try:
         folder.mkdir(parents=True, exist_ok=out is not None)
-        write_config(folder, config.model_dump_json(indent=2) + "\n")
+        write_config(folder, keep_rows(config, folder).model_dump_json(indent=2) + "\n")
     except OSError as error:
         raise RequestError(f"{folder}: cannot create the run folder ({error}); free space, or use --out") from error
     return folder
 
 
 def _is_free(folder: Path) -> bool:
-    """Whether it is missing, or empty except for the draft of a run that was killed before it had a config."""
+    """Whether it is missing, or empty except for what a run leaves that was killed before it had a config."""
     if not folder.is_dir():
         return not folder.exists()
-    return all(entry.name == CONFIG_DRAFT for entry in folder.iterdir())
+    return all(entry.name in (CONFIG_DRAFT, PROMPTS) for entry in folder.iterdir())
 
 
 def _free_name(name: str) -> Path:

@@ -15,6 +15,7 @@ from rollart.backends.environments.inject import Injected, hangs
 from rollart.config.injection import Injection
 from rollart.ports.environment import TextStep
 from rollart.tasks.frozenlake import FrozenLake
+from rollart.types.chat import readable
 from rollart.types.ids import TrajectoryId
 from rollart.types.messages import Reset
 from rollart.types.trajectory import Prompt
@@ -52,7 +53,7 @@ class Game:
         self.hung = self.hung or hangs(self._injection, self._seed, self._member, self.turns)
         self.reward += step.reward
         self.done = step.done
-        return step.observation
+        return readable(step.observation)
 
 
 class Episode:

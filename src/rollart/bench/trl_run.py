@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from rollart.app.api import merged
-from rollart.app.compose import prompts_of
 from rollart.app.run_folder import JOURNAL
 from rollart.app.running import CPU, RuntimeKind, carry_out, new_run, require, with_model
+from rollart.app.task_checks import prompts_of
 from rollart.backends.environments.inject import hangs
 from rollart.bench.trl import LATENCY, WAYS, Order, Played, Steps, Way, Work, ratios
 from rollart.config.injection import Injection

@@ -74,7 +74,9 @@ def _keys_of(data: Any, loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
             if isinstance(part, int):
                 continue  # a single table in place of a list
             here = here.get(part)
-        elif isinstance(here, Sequence) and not isinstance(here, str) and isinstance(part, int):
+        elif isinstance(here, Sequence) and not isinstance(here, str):
+            if not isinstance(part, int):
+                continue  # the branch of a union
             here = here[part] if part < len(here) else None
         else:
             break

@@ -8,9 +8,12 @@ from pydantic import Field, model_validator
 
 from rollart.config.algorithm import AlgorithmSettings
 from rollart.config.base import Strict
+from rollart.config.held_out import HELD_OUT_SHARE
 from rollart.config.injection import Injections, Slowdowns
 from rollart.config.modes import MODES, Mode, ModeSettings
+from rollart.config.rows import Rows
 from rollart.config.suggest import did_you_mean
+from rollart.config.tools import Mcp
 from rollart.config.training import KEEP_CHECKPOINTS, TrainerSettings
 from rollart.types.errors import ConfigError
 from rollart.types.messages import KvOnUpdate
@@ -108,10 +111,13 @@ class TaskSettings(Strict):
     environment_cpus: NotNegativeReal = 1.0
     """CPUs that an environment worker reserves (on a cluster)."""
     max_turns: Positive = 30
+    """Turns after which an episode is truncated."""
     max_turn_tokens: Positive = 64
+    """Tokens sampled in one turn at most."""
     max_context: Positive = 32768
     """Maximum length of a sequence in tokens; an episode that reaches it is truncated."""
     temperature: PositiveReal = 1.0
+    """Sampling temperature, the same for all tasks of a run."""
     alpha: NotNegative | None = None
     """Staleness bound of this task; the run's `alpha` by default."""
     stale: StaleTreatment = StaleTreatment.ABORT
@@ -122,16 +128,24 @@ class TaskSettings(Strict):
     late_alpha: NotNegative | None = None
     """Staleness bound of such prompts; default 4 (alpha + 1). A prompt that exceeds it is given up as failed."""
     reset_deadline_s: Seconds = 600.0
+    """Limit of an environment's reset; then the trajectory ends as `env_failed`."""
     step_deadline_s: Seconds = 120.0
+    """The same for a step."""
     share_deadline_s: Seconds = 3600.0
     """How long a batch waits for this task, counted from when the trainer is free."""
     unfilled: Literal["redistribute", "stop"] = "redistribute"
     """Action at that deadline: other tasks fill in for this batch (recorded), or the run stops."""
     eval_episodes: NotNegative = 0
-    """Held-out episodes per evaluation."""
+    """Held-out prompts per evaluation."""
+    eval_samples: Positive = 1
+    """Attempts at each of them, for pass@k and mean@k."""
+    pass_reward: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    """Reward from which an attempt counts as passed."""
     environment: str = ""
-    """Factory path of the environment, `package.module:callable` (real runs)."""
+    """Factory path of the environment, `package.module:callable` (real runs). Without one, rows of `prompts` are
+    answered in a single turn, or with `tools`."""
     environment_settings: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the environment."""
     python: str = ""
     """Path of a Python interpreter that plays its environments, such as `.venv-fields/bin/python` (real runs).
 
@@ -144,17 +158,47 @@ class TaskSettings(Strict):
     """Factory path of the reward function (real runs); by default the sum of the rewards of the turns."""
     rewards: tuple[RewardSettings, ...] = ()
     """Several rewards, or one with settings, in place of `reward`: functions, or tables with `function`, `weight`, …"""
-    prompt_path: str = ""
-    """JSON-lines file or folder of text files with the prompts (real runs); by default prompts are seeds."""
+    prompts: tuple[int, int] | str | Rows = (0, 100_000)
+    """Training prompts: a range of seeds, `[first, past-the-last]`; or rows of data, in a JSON-lines or Parquet file or
+    in a folder (of such files, or of texts). The fields of a row are the prompt's data."""
+    eval_prompts: tuple[int, int] | str | Rows = (1_000_000, 1_001_000)
+    """Held-out prompts, given likewise. Data without any is split by content, see `held_out_share`."""
     hold_out: Literal["content", "seed"] = "content"
-    """How training and held-out prompts are kept disjoint (real runs).
+    """How training and held-out seeds are kept disjoint (real runs).
 
     `content`: a quarter of all contents, by hash, if the task exposes them; seeds often draw the same content.
     `seed`: only the seeds differ; for tasks with too few contents to hold any out.
     """
-    prompts: tuple[int, int] = (0, 100_000)
-    """Range of seeds for training prompts."""
-    eval_prompts: tuple[int, int] = (1_000_000, 1_001_000)
+    held_out_share: Annotated[float, Field(ge=0, lt=1)] = HELD_OUT_SHARE
+    """Share of the rows that are held out, by a hash of their content; unused where `eval_prompts` are data too."""
+    system: str = ""
+    """System message of a task without an environment."""
+    prompt: str | tuple[dict[str, str], ...] = ""
+    """First message of a task without an environment, such as `"{question}"`, or several with `role` and `content`;
+    fields of the row in braces. Default: the row's `prompt`, `messages`, `question`, `problem` or `text`."""
+    tools: tuple[str | Mcp, ...] = ()
+    """Tools of a task without an environment: factory paths of functions or classes, and tables such as
+    `{ mcp = ["my-db-server"] }` or `{ mcp = "http://…" }` (real runs)."""
+    tool_format: Literal["auto", "hermes", "llama", "plain"] = "auto"
+    """How the model writes tool calls; `auto`: by its chat template."""
+    tool_timeout_s: Seconds = 30.0
+    """Limit of one tool call; the model is told that it took too long, and goes on."""
+    tool_result_chars: Annotated[int, Field(ge=100)] = 8000
+    """Results of tools are cut to this length."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _earlier_key(cls, data: Any) -> Any:
+        """Configs of earlier versions have `prompt_path` besides the range of seeds."""
+        if not (isinstance(data, dict) and "prompt_path" in data):
+            return data
+        others = {key: value for key, value in data.items() if key != "prompt_path"}
+        return others | {"prompts": data["prompt_path"]} if data["prompt_path"] else others
+
+    @property
+    def without_environment(self) -> bool:
+        """Whether its rows are the whole task: the model answers them, with tools if there are any."""
+        return not self.environment and not isinstance(self.prompts, tuple)
 
     @property
     def all_rewards(self) -> tuple[RewardSettings, ...]:
@@ -497,12 +541,14 @@ class RunConfig(Strict):
                 f"tasks.{name}.late_alpha",
                 f"{task.late_alpha} is below the bound of {self.alpha_of(name)} that all its prompts have; raise it",
             )
-        for key, (first, past) in (("prompts", task.prompts), ("eval_prompts", task.eval_prompts)):
-            if not 0 <= first < past:
+        for key, given in (("prompts", task.prompts), ("eval_prompts", task.eval_prompts)):
+            if isinstance(given, tuple) and not 0 <= given[0] < given[1]:
                 raise ConfigError(
                     f"tasks.{name}.{key}",
-                    f"[{first}, {past}] is not a range of seeds; give [first, past-the-last], with first >= 0",
+                    f"[{given[0]}, {given[1]}] is not a range of seeds; give [first, past-the-last], with first >= 0",
                 )
+        if not (isinstance(task.prompts, tuple) and isinstance(task.eval_prompts, tuple)):
+            return
         overlap = range(max(task.prompts[0], task.eval_prompts[0]), min(task.prompts[1], task.eval_prompts[1]))
         if len(overlap):
             raise ConfigError(

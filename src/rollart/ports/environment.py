@@ -7,30 +7,36 @@ Rendering and tokenising happen beside the environment: text never reaches the c
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:  # where environments have an interpreter of their own, there is no msgspec
+    from rollart.types.chat import Message, ToolSchema
     from rollart.types.trajectory import Prompt
+    from rollart.types.transcript import ToolCall
 
 
 class TextStep(NamedTuple):
-    """Response of an environment. `observation` is text; `done` ends the episode.
+    """Response of an environment. `observation` is text or chat messages; `done` ends the episode.
 
     `truncated`: ended by one of the agent's own limits (turns, time, memory of its sandbox), which is its result.
     `fresh_context`: the observation replaces the history instead of following it.
     `artifact`: of the last step, data for the reward function that is not part of the conversation.
     `state`: identifies the state that the agent acts in next, if observations of the same state may differ (a hint, a
     time of day); turns of a group that start in the same state are compared. Empty = the observation is the state.
+    `tools`: with the messages of a first observation, the tools that the chat template describes to the model.
+    `calls`: the tool calls found in the action, for the transcript.
     """
 
-    observation: str
+    observation: str | Sequence[Message]
     reward: float = 0.0
     done: bool = False
     truncated: bool = False
     fresh_context: bool = False
     artifact: bytes = b""
     state: str = ""
+    tools: Sequence[ToolSchema] = ()
+    calls: tuple[ToolCall, ...] = ()
 
 
 class TextEnvironment(Protocol):

@@ -7,6 +7,7 @@ on import. `__main__:callable` was defined in a notebook or an interactive sessi
 
 import importlib
 import importlib.util
+import itertools
 import sys
 import threading
 from collections.abc import Callable
@@ -18,6 +19,9 @@ from rollart.config.suggest import did_you_mean
 from rollart.types.errors import RequestError
 
 SESSION = "__main__"
+LOCAL = "__local__"
+"""Place of objects that only this process has, such as functions defined inside a function."""
+_locals: dict[str, Callable[..., Any]] = {}
 imports = threading.RLock()
 """Held while a worker's code is imported, because workers of one process are built concurrently.
 
@@ -41,6 +45,14 @@ def moves() -> list[tuple[str, str]]:
     return [(str(before), str(after)) for before, after in _moved]
 
 
+def keep_local(target: Callable[..., Any]) -> str:
+    """A path by which workers of this process find an object that cannot be imported."""
+    name = target.__name__
+    number = next(number for number in itertools.count() if _locals.get(f"{name}/{number}", target) is target)
+    _locals[f"{name}/{number}"] = target
+    return f"{LOCAL}:{name}/{number}"
+
+
 def load(path: str) -> Callable[..., Any]:
     """Import the callable of a path; it may be nested (`package.module:Class.method`).
 
@@ -50,6 +62,13 @@ def load(path: str) -> Callable[..., Any]:
     place, colon, name = path.rpartition(":")
     if not (colon and place and name):
         raise RequestError(f"{path!r} is not a factory path: write it as 'package.module:callable'")
+    if place == LOCAL:
+        if name not in _locals:
+            raise RequestError(
+                f"{name.partition('/')[0]} was defined inside a function of another process; give the task again, with "
+                "its tools, or define it at the top level of a file"
+            )
+        return _locals[name]
     target: Any = _file(path, Path(place)) if place.endswith(".py") else _module(path, place)
     for part in name.split("."):
         if not hasattr(target, part):

@@ -91,3 +91,19 @@ class SeedPrompts(ShuffledPrompts):
 
     def _prompt(self, number: int) -> Prompt:
         return Prompt(id=PromptId(str(number)), task=self._task, seed=number, data=self._data)
+
+
+class NoPrompts:
+    """A source without prompts: of a task whose data has none to hold out, and that is never evaluated."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def next(self) -> Prompt:
+        raise RequestError(self.reason)
+
+    def cursor(self) -> Cursor:
+        return {}
+
+    def seek(self, cursor: Cursor) -> None:
+        """There is one position only."""

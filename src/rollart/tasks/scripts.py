@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from rollart.ports.environment import TextEnvironment
+from rollart.types.chat import readable
 from rollart.types.trajectory import Prompt
 
 Script = Callable[[Sequence[str], random.Random], str]
@@ -35,7 +36,7 @@ def play(environment: TextEnvironment, prompt: Prompt, script: Script, *, max_tu
     reward = 0.0
     step = environment.reset(prompt)
     while not step.done and len(answers) < max_turns:
-        observations.append(step.observation)
+        observations.append(readable(step.observation))
         answers.append(script(observations, chance))
         step = environment.step(answers[-1])
         reward += step.reward

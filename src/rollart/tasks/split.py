@@ -10,25 +10,24 @@ import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from rollart.config.held_out import HELD_OUT_SHARE
 from rollart.types.errors import RequestError
 
 if TYPE_CHECKING:  # where environments have an interpreter of their own, there is no msgspec
     from rollart.types.trajectory import Prompt
 
-HELD_OUT_SHARE = 0.25
-"""Share of all contents, by hash."""
 HELD_OUT = "held_out"
 """Key of `Prompt.data`: True asks for held-out content, False for training content, absent for any."""
 MOST_DRAWS = 1000
 
 
-def is_held_out(content: str) -> bool:
-    """Whether content is held out.
+def is_held_out(content: str, share: float = HELD_OUT_SHARE) -> bool:
+    """Whether content belongs to the held-out share.
 
     >>> [is_held_out(problem) for problem in ("1+1", "1+2", "1+3", "1+4")]
     [False, False, True, False]
     """
-    return _number(content) < HELD_OUT_SHARE * 2**64
+    return _number(content) < share * 2**64
 
 
 def draw(prompt: Prompt, make: Callable[[int], str]) -> str:

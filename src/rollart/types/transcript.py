@@ -36,6 +36,15 @@ class Truncation(enum.Enum):
     """`max_context` of the task."""
 
 
+class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One tool call of an action. Its result is in the observation that follows."""
+
+    name: str
+    arguments: dict[str, Any] = {}
+    error: str = ""
+    """Why it gave no result: malformed, out of time, or what the tool raised."""
+
+
 class TranscriptTurn(msgspec.Struct, frozen=True, omit_defaults=True):
     """One turn: what the agent saw, what it answered, and what the environment gave for it."""
 
@@ -46,6 +55,8 @@ class TranscriptTurn(msgspec.Struct, frozen=True, omit_defaults=True):
     """Name that the environment gave to the state in which the agent acted; empty = the observation is the state."""
     fresh_context: bool = False
     """The observation replaced the history instead of following it."""
+    calls: tuple[ToolCall, ...] = ()
+    """Tool calls of the action, in order."""
 
 
 class Transcript(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -140,7 +151,7 @@ def _shortened(transcript: Transcript, limit: int) -> Transcript:
 
     Prompt data is cut where it is text at the top level, and left out where the rest of it alone is too large.
     """
-    transcript = _without_nested_data(transcript, limit // 4)
+    transcript = _without_nested_data(_without_calls(transcript), limit // 4)
     transcript = _without_turns(transcript, limit // 2)
     texts = dict(_texts(transcript))
     frame = len(_encoder.encode(_with_texts(transcript, dict.fromkeys(texts, ""), {}, b"")))
@@ -233,6 +244,15 @@ def _without_nested_data(transcript: Transcript, room: int) -> Transcript:
         del prompt[key]
         total -= spent[key]
     return msgspec.structs.replace(transcript, prompt=prompt, cut=cut)
+
+
+def _without_calls(transcript: Transcript) -> Transcript:
+    """Leave out the parsed calls; their text is in the actions."""
+    found = sum(len(turn.calls) for turn in transcript.turns)
+    if not found:
+        return transcript
+    turns = tuple(msgspec.structs.replace(turn, calls=()) for turn in transcript.turns)
+    return msgspec.structs.replace(transcript, turns=turns, cut=dict(transcript.cut) | {"calls": found})
 
 
 def _without_turns(transcript: Transcript, room: int) -> Transcript:

@@ -15,15 +15,16 @@ def named_files(config: RunConfig) -> list[str]:
     """Files that factories and prompts name, relative to the folder of the command.
 
     >>> from rollart.config.load import check
-    >>> tasks = {"maze": {"environment": "maze.py:Maze", "prompt_path": "prompts.jsonl"}}
+    >>> tasks = {"maze": {"environment": "maze.py:Maze", "prompts": "prompts.jsonl"}}
     >>> named_files(check(RunConfig, {"tasks": tasks, "pools": {"local": {}}}))
     ['maze.py', 'prompts.jsonl']
     """
     factories = [config.codec]
     paths = []
     for task in config.tasks.values():
-        factories += [task.environment, task.reward]
-        paths.append(task.prompt_path)
+        factories += [task.environment, *(reward.function for reward in task.all_rewards)]
+        factories += [tool for tool in task.tools if isinstance(tool, str)]
+        paths += [given for given in (task.prompts, task.eval_prompts) if isinstance(given, str)]
     modules = [factory.rpartition(":")[0] for factory in factories]
     found = [module for module in modules if module.endswith(".py")] + [path for path in paths if path]
     return list(dict.fromkeys(found))

@@ -61,6 +61,27 @@ class ChatTemplate:
         except (TemplateError, TypeError, ValueError) as error:
             raise NotRendered(str(error)) from error
 
+    def dialogue(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], at: datetime.datetime
+    ) -> str:
+        """Render messages of any role, with tools, up to the next assistant turn; raises `NotRendered`."""
+        try:
+            return self._template.render(
+                messages=messages,
+                tools=tools or None,
+                add_generation_prompt=True,
+                bos_token=self._special("bos_token") or "",
+                eos_token=self.end or "",
+                strftime_now=at.strftime,
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            raise NotRendered(str(error)) from error
+
+    @property
+    def source(self) -> str:
+        """The template itself."""
+        return self._text()
+
     def _text(self) -> str:
         file = Path(self._folder) / "chat_template.jinja"
         text = file.read_text(encoding="utf-8") if file.is_file() else self._about.get("chat_template")

@@ -4,6 +4,7 @@ import math
 import numbers
 
 from rollart.ports.environment import TextStep
+from rollart.types.chat import problem_of
 
 
 def problem(step: object) -> str:
@@ -15,7 +16,9 @@ def problem(step: object) -> str:
     artifact: object = step.artifact
     state: object = step.state
     if not isinstance(observation, str):
-        return f"the observation is a {type(observation).__name__}; it must be a str"
+        wrong = problem_of(observation)
+        if wrong:
+            return f"the observation must be text or messages: {wrong}"
     if isinstance(reward, bool) or not isinstance(reward, numbers.Real) or not math.isfinite(reward):
         return f"the reward is {reward!r}; it must be a finite number"
     if not isinstance(artifact, bytes):

@@ -15,9 +15,11 @@ from typing import Any
 
 from rollart.backends.environments.checked import problem
 from rollart.backends.environments.codec import Codec
+from rollart.backends.environments.dialogue import Dialogue, open_dialogue
 from rollart.backends.environments.interpreter import RemoteFailure
 from rollart.backends.environments.recorder import Recorder
 from rollart.ports.environment import AnyTextEnvironment, TextStep
+from rollart.types.chat import readable
 from rollart.types.errors import WRONG_CODE
 from rollart.types.ids import TrajectoryId
 from rollart.types.messages import EnvironmentFailed, Observed, Reset, Step
@@ -53,6 +55,8 @@ class EnvironmentThread:
         self._environment: AnyTextEnvironment | None = None
         self._loop: asyncio.Runner | None = None
         """Event loop of an async environment."""
+        self._dialogue: Dialogue | None = None
+        """Renders the messages of the episode; None if the environment speaks text."""
         self.episode: TrajectoryId | None = None
         """The current episode."""
         self.waiting = False
@@ -120,6 +124,7 @@ class EnvironmentThread:
 
     def _reset(self, reset: Reset) -> Answer:
         self._close()
+        self._dialogue = None
         self._environment = self._build(reset)
         if self._recorder is not None:
             self._recorder.reset(reset)
@@ -133,7 +138,7 @@ class EnvironmentThread:
         answer = self._wait(self._environment.step(text))
         if self._recorder is not None and not problem(answer):
             self._recorder.acted(self._seen, text, len(action), answer)
-        return self._observed(step.episode, step.turn, answer, self._missing_end(action))
+        return self._observed(step.episode, step.turn, answer, action)
 
     def _missing_end(self, action: Sequence[int]) -> list[int]:
         """End a turn that a limit cut off, so that the policy sees only complete turns in its context."""
@@ -152,14 +157,14 @@ class EnvironmentThread:
 
         return self._loop.run(awaited())
 
-    def _observed(self, episode: TrajectoryId, turn: int, step: TextStep, before: Sequence[int] = ()) -> Answer:
+    def _observed(self, episode: TrajectoryId, turn: int, step: TextStep, action: Sequence[int] = ()) -> Answer:
         wrong = problem(step)
         if wrong:
             return EnvironmentFailed(episode, turn, wrong, permanent=True)
-        first = turn == 0 or step.fresh_context
-        observation = [*(() if first else before), *self._codec.render(step.observation, first)]
+        observation, fresh = self._rendered(step, turn, action)
         transcript = b""
         if self._recorder is not None:
+            step = step._replace(fresh_context=fresh)
             transcript = self._recorder.observed(step, len(observation))
             self._seen = step
         return Observed(
@@ -169,10 +174,30 @@ class EnvironmentThread:
             reward=float(step.reward),
             done=bool(step.done),
             truncated=bool(step.truncated),
-            new_sequence=bool(step.fresh_context and turn > 0),
+            new_sequence=bool(fresh and turn > 0),
             transcript=transcript,
-            state=state_key((step.state or step.observation).encode()),
+            state=state_key((step.state or readable(step.observation)).encode()),
         )
+
+    def _rendered(self, step: TextStep, turn: int, action: Sequence[int]) -> tuple[list[int], bool]:
+        """Tokens of an observation, and whether they are a new context instead of following the old one."""
+        fresh = bool(step.fresh_context)
+        first = turn == 0 or fresh
+        if first and not isinstance(step.observation, str):
+            self._dialogue = open_dialogue(self._codec, step.tools)
+        elif first:
+            self._dialogue = None
+        if self._dialogue is None:
+            if isinstance(step.observation, str):
+                before = () if first else self._missing_end(action)
+                return [*before, *self._codec.render(step.observation, first)], fresh
+            raise TypeError("messages followed text; let the first observation of an episode be messages too")
+        if not first:
+            self._dialogue.acted(action)
+        text = step.observation
+        messages = [{"role": "user", "content": text}] if isinstance(text, str) else text
+        tokens, rewritten = self._dialogue.observe(messages)
+        return tokens, fresh or rewritten
 
     def _close(self) -> None:
         environment, self._environment = self._environment, None

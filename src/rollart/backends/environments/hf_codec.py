@@ -10,6 +10,7 @@ The pieces around the content are found by rendering probe messages when the cod
 - Text never yields marker tokens of the tokenizer: observations cannot inject any.
 """
 
+import datetime
 import json
 from collections.abc import Sequence
 from functools import lru_cache
@@ -18,11 +19,14 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
-from rollart.backends.environments.chat_template import ChatTemplate
+from rollart.backends.environments.chat_template import ChatTemplate, NotRendered
+from rollart.backends.environments.hf_dialogue import HfDialogue, check_schemas
+from rollart.types.chat import ToolSchema
 from rollart.types.errors import EnvironmentFault, RequestError
 
 PROBES = tuple(f"probe{number}content" for number in range(7))
 """Contents that no template contains by itself: observations and answers alternately."""
+_PROBED_AT = datetime.datetime(2026, 1, 1)
 TEXTS_KEPT = 1024
 """Cached encodings: all attempts at a prompt share their first observation, and often later ones."""
 
@@ -50,7 +54,8 @@ class HfCodec:
             raise RequestError(f"{folder!r} has no tokenizer.json; give a folder with a checkpoint and its tokenizer")
         self._tokenizer = Tokenizer.from_file(str(path))
         self._plain, self._markers = without_markers(path)
-        template = ChatTemplate(folder)
+        self._folder = folder
+        self._template = template = ChatTemplate(folder)
         pieces = _take_apart(folder, template)
         self._begin, self._speak, resume = (
             self._tokenizer.encode(piece, add_special_tokens=False).ids for piece in pieces
@@ -62,6 +67,9 @@ class HfCodec:
         self.stop_tokens = (resume[0],) if own_end in (None, resume[0]) else (resume[0], own_end)
         self.vocabulary = max(self._tokenizer.get_vocab().values()) + 1
         self._content = lru_cache(maxsize=TEXTS_KEPT)(self._encoded)
+        self._role_of_tools = _role_of_tools(template)
+        self.tool_format = _tool_format(template) if _describes_tools(template) else "plain"
+        self.describes_tools = self.tool_format != "plain"
 
     def render(self, observation: str, first: bool) -> list[int]:
         return [*(self._begin if first else self._resume), *self._content(observation), *self._speak]
@@ -73,6 +81,23 @@ class HfCodec:
     def answer(self, text: str) -> list[int]:
         """Tokens of a written (not sampled) answer, with its end token: for supervised training on transcripts."""
         return [*self._content(text), self.stop_tokens[0]]
+
+    def dialogue(self, tools: Sequence[ToolSchema]) -> HfDialogue:
+        """A conversation of messages, as the template renders them."""
+        check_schemas(tools, self._texts_of_markers)
+        return HfDialogue(self, self._template, tools, self._role_of_tools, repr(self._folder))
+
+    def piece(self, text: str) -> list[int]:
+        """Tokens of the template's own text, with markers."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def content(self, text: str) -> list[int]:
+        """Tokens of a text that is not the template's."""
+        return self._content(text)
+
+    @property
+    def _texts_of_markers(self) -> list[str]:
+        return [str(self._tokenizer.id_to_token(id)) for id in sorted(self._markers)]
 
     def _encoded(self, text: str) -> list[int]:
         ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
@@ -105,6 +130,40 @@ def without_markers(path: Path) -> tuple[Tokenizer, frozenset[int]]:
                 "speak for the agent. Use a tokenizer whose markers are not in its model's vocabulary."
             )
     return plain, markers
+
+
+def _role_of_tools(template: ChatTemplate) -> str:
+    """The role of results: `tool` if the template renders it without knowing the calls, else `user`."""
+    user, answer, result = PROBES[:3]
+    messages = [
+        {"role": "user", "content": user},
+        {"role": "assistant", "content": answer},
+        {"role": "tool", "name": "probe", "content": result},
+    ]
+    try:
+        text = template.dialogue(messages, (), _PROBED_AT)
+    except NotRendered:
+        return "user"
+    return "tool" if all(probe in text for probe in PROBES[:3]) else "user"
+
+
+def _describes_tools(template: ChatTemplate) -> bool:
+    function = {"name": "probe_tool", "description": "", "parameters": {"type": "object", "properties": {}}}
+    try:
+        text = template.dialogue(
+            [{"role": "user", "content": PROBES[0]}], [{"type": "function", "function": function}], _PROBED_AT
+        )
+    except NotRendered:
+        return False
+    return "probe_tool" in text
+
+
+def _tool_format(template: ChatTemplate) -> str:
+    """By what the template tells the model; one that is like neither gets the plain format, described in words."""
+    source = template.source
+    if "<tool_call>" in source and "<function=" not in source:
+        return "hermes"
+    return "llama" if '"parameters"' in source and "ipython" in source else "plain"
 
 
 def _take_apart(folder: str, template: ChatTemplate) -> Pieces:

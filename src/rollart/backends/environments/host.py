@@ -48,7 +48,8 @@ class EnvironmentHostSettings(Strict):
 
     task: str
     settings: TaskSettings
-    """`environment` is called with `environment_settings` as keywords, once per episode."""
+    """`environment` is called with `environment_settings` as keywords, once per episode; without one, rows are shown
+    and answered (`chat`)."""
     codec: str = "rollart.backends.environments.codec:ByteCodec"
     """Factory path of a `Codec`; called with `codec_settings` as keywords."""
     codec_settings: dict[str, Any] = Field(default_factory=dict)
@@ -77,8 +78,9 @@ class EnvironmentHost:
     def __init__(self, settings: Mapping[str, Any], wake: Callable[[], None]) -> None:
         self._settings = EnvironmentHostSettings.model_validate(dict(settings))
         self._wake = wake
-        self._source = open_source(self._settings.task, self._settings.settings, self._settings.slots)
-        self._codec: Codec = load(self._settings.codec)(**self._settings.codec_settings)
+        task = self._settings
+        self._codec: Codec = load(task.codec)(**task.codec_settings)
+        self._source = open_source(task.task, task.settings, task.slots, self._codec)
         self._threads: dict[int, EnvironmentThread] = {}
         self._episodes: dict[TrajectoryId, _Episode] = {}
         self._over: deque[TrajectoryId] = deque()

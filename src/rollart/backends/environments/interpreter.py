@@ -346,8 +346,9 @@ class HostProcess:
 
 
 def _step(fields: list[Any]) -> TextStep:
-    observation, reward, done, truncated, fresh_context, artifact, *rest = fields
-    return TextStep(observation, reward, done, truncated, fresh_context, base64.b64decode(artifact), *rest)
+    observation, reward, done, truncated, fresh_context, artifact, state, tools = fields
+    given = base64.b64decode(artifact)
+    return TextStep(observation, reward, done, truncated, fresh_context, given, state, tools)
 
 
 def _executable(python: str) -> str:

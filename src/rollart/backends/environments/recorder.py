@@ -6,6 +6,7 @@ observation that ends the episode, be it by the environment's word or at a limit
 
 from rollart.config.schema import TaskSettings
 from rollart.ports.environment import TextStep
+from rollart.types.chat import readable
 from rollart.types.messages import Reset
 from rollart.types.transcript import Transcript, TranscriptTurn, Truncation, pack
 
@@ -28,7 +29,14 @@ class Recorder:
     def acted(self, seen: TextStep, action: str, tokens: int, step: TextStep) -> None:
         """The agent saw `seen`, answered it with `action`, and the environment went on to `step`."""
         self._turns.append(
-            TranscriptTurn(seen.observation, action, float(step.reward), seen.state, bool(seen.fresh_context))
+            TranscriptTurn(
+                readable(seen.observation),
+                action,
+                float(step.reward),
+                seen.state,
+                bool(seen.fresh_context),
+                step.calls,
+            )
         )
         self._context += tokens
 
@@ -53,7 +61,7 @@ class Recorder:
                 member=self._reset.member,
                 prompt=prompt.data,
                 turns=tuple(self._turns),
-                final_observation=last.observation,
+                final_observation=readable(last.observation),
                 truncated=truncated,
                 artifact=last.artifact,
             )

@@ -25,10 +25,12 @@ MODULES = (
     "rollart.backends.environments.gym",
     f"{SHIM}.main",
     f"{SHIM}.player",
+    "rollart.config.held_out",
     "rollart.config.suggest",
     "rollart.ports.environment",
     "rollart.ports.factory",
     "rollart.tasks.split",
+    "rollart.types.chat",
     "rollart.types.errors",
     "rollart.types.failures",
 )

@@ -1,7 +1,9 @@
-"""Where the environments of a worker come from: a factory in this process, or an interpreter of its own."""
+"""Where the environments of a worker come from: a factory in this process, an interpreter of its own, or rows."""
 
 from typing import Protocol
 
+from rollart.backends.environments.chat import ChatEnvironment, ChatTask
+from rollart.backends.environments.codec import Codec
 from rollart.backends.environments.gym import as_text_environment
 from rollart.backends.environments.interpreter import Interpreter, Work
 from rollart.config.schema import TaskSettings
@@ -34,9 +36,30 @@ class InProcess:
         """Nothing is shared."""
 
 
-def open_source(task: str, settings: TaskSettings, slots: int) -> EnvironmentSource:
+class Chats:
+    """Rows of data that are answered, without an environment."""
+
+    def __init__(self, settings: TaskSettings, codec: Codec) -> None:
+        self._task = ChatTask(settings, codec)
+
+    def build(self) -> AnyTextEnvironment:
+        environment: AnyTextEnvironment = ChatEnvironment(self._task)
+        return environment
+
+    def close(self) -> None:
+        self._task.close()
+
+
+def open_source(task: str, settings: TaskSettings, slots: int, codec: Codec) -> EnvironmentSource:
     """The source of a task's environments, for a worker with that many slots."""
+    if not settings.environment:
+        return Chats(settings, codec)
     if not settings.python:
         return InProcess(settings)
+    return own_interpreter(task, settings, slots)
+
+
+def own_interpreter(task: str, settings: TaskSettings, slots: int) -> Interpreter:
+    """The interpreter that a task names, playing its environments."""
     work = Work(settings.environment, settings.environment_settings)
     return Interpreter(settings.python, work, title=f"rollart: environment {task}", slots=slots)

@@ -110,9 +110,9 @@ def plain(step: Any) -> list[Any]:
     wrong = problem(step)
     if wrong:
         raise BadAnswer(wrong)
-    observation, reward, done, truncated, fresh_context, artifact, *rest = step
-    packed = base64.b64encode(artifact).decode()
-    return [observation, float(reward), bool(done), bool(truncated), bool(fresh_context), packed, *rest]
+    packed = base64.b64encode(step.artifact).decode()
+    flags = [bool(step.done), bool(step.truncated), bool(step.fresh_context)]
+    return [step.observation, float(step.reward), *flags, packed, step.state, list(step.tools)]
 
 
 def failure(error: BaseException) -> tuple[str, bool]:

@@ -1,0 +1,158 @@
+"""Tasks without an environment: a row of data as messages, the model's tool calls, and its final answer.
+
+    row ─► messages ─► answer ─► calls? ─ no ─► over: the reward function sees the answer
+                          ▲        │ yes
+                          └────────┴─ all at once ─► tool messages
+
+The episode ends with the first answer that calls no tool; without tools that is the first answer. `max_turns` bounds
+the turns with calls: an agent that reaches it ends as truncated, its own result.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from rollart.backends.environments.codec import Codec
+from rollart.backends.environments.dialogue import describes_tools, open_dialogue, tool_format
+from rollart.backends.environments.prompt_text import PromptText
+from rollart.backends.environments.tool_calls import Call, Malformed, instructions, parse
+from rollart.backends.environments.tools import (
+    FunctionTool,
+    Tool,
+    ToolError,
+    methods_of,
+    names_of,
+    schemas_of,
+    shortened,
+)
+from rollart.config.schema import TaskSettings
+from rollart.config.suggest import did_you_mean
+from rollart.ports.environment import TextStep
+from rollart.ports.factory import load
+from rollart.types.chat import Message, ToolSchema
+from rollart.types.errors import RequestError
+from rollart.types.trajectory import Prompt
+from rollart.types.transcript import ToolCall
+
+MOST_CALLS = 32
+"""Maximum calls of one answer; more are refused, and none of them is made."""
+
+
+class ChatTask:
+    """What all episodes of a worker share. Without a codec, only rows can be checked."""
+
+    def __init__(self, settings: TaskSettings, codec: Codec | None) -> None:
+        self.settings = settings
+        self._codec = codec
+        self._text = PromptText(settings)
+        self.targets = [load(tool) for tool in settings.tools if isinstance(tool, str)]
+        self.schemas: list[ToolSchema] = [schema for target in self.targets for schema in schemas_of(target)]
+        _check_names(self.schemas)
+        self.format = tool_format(codec) if settings.tool_format == "auto" else settings.tool_format
+        self._by_template = describes_tools(codec) and self.format == tool_format(codec)
+
+    def messages(self, row: Mapping[str, Any]) -> list[Message]:
+        """The first messages of a row; `RequestError` if it lacks a field."""
+        messages = self._text.messages(row)
+        if not self.schemas or self._by_template:
+            return messages
+        told = instructions(self.format, self.schemas)
+        if messages[0]["role"] == "system":
+            return [{"role": "system", "content": f"{messages[0]['content']}\n{told}"}, *messages[1:]]
+        return [{"role": "system", "content": told}, *messages]
+
+    @property
+    def offered(self) -> Sequence[ToolSchema]:
+        """Schemas that the chat template describes."""
+        return self.schemas if self._by_template else ()
+
+    def try_out(self, row: Mapping[str, Any]) -> None:
+        """Render a row, an answer and the results of two tools, for what the chat template cannot do."""
+        assert self._codec is not None
+        dialogue = open_dialogue(self._codec, self.offered)
+        dialogue.observe(self.messages(row))
+        if self.settings.tools:
+            dialogue.acted([])
+            dialogue.observe([{"role": "tool", "name": "probe", "content": "1"}] * 2)
+
+    def close(self) -> None:
+        """End what is shared."""
+
+
+class ChatEnvironment:
+    """One episode."""
+
+    def __init__(self, task: ChatTask) -> None:
+        self._task = task
+        self._tools: dict[str, Tool] = {}
+        self._objects: list[Any] = []
+
+    def reset(self, prompt: Prompt) -> TextStep | Awaitable[TextStep]:
+        timeout_s = self._task.settings.tool_timeout_s
+        for target in self._task.targets:
+            if inspect.isclass(target):
+                built = _built(target, prompt)
+                self._objects.append(built)
+                functions: list[Callable[..., Any]] = [getattr(built, name) for name in methods_of(target)]
+            else:
+                functions = [target]
+            for function in functions:
+                tool = FunctionTool(function, timeout_s)
+                self._tools[tool.schema["function"]["name"]] = tool
+        return TextStep(self._task.messages(prompt.data), tools=self._task.offered)
+
+    def step(self, action: str) -> TextStep | Awaitable[TextStep]:
+        calls = parse(self._task.format, action, self._task.schemas) if self._tools else []
+        return self._called(calls) if calls else TextStep("", done=True)
+
+    async def _called(self, calls: Sequence[Call | Malformed]) -> TextStep:
+        if len(calls) > MOST_CALLS:
+            calls = [Malformed(f"{len(calls)} calls in one answer; make {MOST_CALLS} at most")]
+        results = await asyncio.gather(*[self._result(call) for call in calls])
+        made = tuple(
+            ToolCall(call.name, dict(call.arguments) if isinstance(call, Call) else {}, error)
+            for call, (_, error) in zip(calls, results, strict=True)
+        )
+        messages = [
+            {"role": "tool", **({"name": call.name} if call.name in self._tools else {}), "content": text}
+            for call, (text, _) in zip(calls, results, strict=True)
+        ]
+        return TextStep(messages, calls=made)
+
+    async def _result(self, call: Call | Malformed) -> tuple[str, str]:
+        """The text for the model, and the error if there is no result."""
+        try:
+            if isinstance(call, Malformed):
+                raise ToolError(call.reason)
+            tool = self._tools.get(call.name)
+            if tool is None:
+                known = ", ".join(self._tools)
+                raise ToolError(
+                    f"there is no tool {call.name[:80]!r}{did_you_mean(call.name, self._tools)}; there are {known}"
+                )
+            result = await tool.call(call.arguments)
+        except ToolError as error:
+            text = shortened(f"Error: {error}", self._task.settings.tool_result_chars)
+            return text, text.removeprefix("Error: ")
+        return shortened(result, self._task.settings.tool_result_chars), ""
+
+    async def close(self) -> None:
+        objects, self._objects = self._objects, []
+        for built in objects:
+            close = getattr(built, "close", None)
+            ended = None if close is None else close()
+            if inspect.isawaitable(ended):
+                await ended
+
+
+def _built(target: type, prompt: Prompt) -> Any:
+    """An object of a tool class for one episode; its constructor may take the `prompt`."""
+    return target(prompt=prompt) if "prompt" in inspect.signature(target).parameters else target()
+
+
+def _check_names(schemas: Sequence[ToolSchema]) -> None:
+    names = names_of(schemas)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise RequestError(f"two tools have the name {twice!r}; rename one")
