@@ -7,9 +7,12 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
+SWEREX_VENV := .venv-swerex
+SWEREX_INSTALLED := $(SWEREX_VENV)/.installed
 ARGS ?=
 
-.PHONY: help venv venv-vllm test test-vllm test-long cluster-tools repeat task-signature mutate kills train sim bench clean
+.PHONY: help venv venv-vllm test test-vllm test-long cluster-tools repeat task-signature mutate kills train sim \
+	bench clean venv-swerex test-swerex sandbox-tools
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +46,12 @@ cluster-tools: ## install what the tests on nodes need: iproute2, by apt-get as 
 	command -v ip > /dev/null && command -v ss > /dev/null || \
 		{ apt-get update -qq && apt-get install -qq -y --no-install-recommends iproute2; }
 
+# Without these the tests of sandboxes are skipped, each with the reason.
+sandbox-tools: ## install what sandboxes need: bubblewrap, and gVisor's runsc for its smoke tests, by apt-get as root
+	command -v bwrap > /dev/null && command -v runsc > /dev/null || \
+		{ apt-get update -qq && apt-get install -qq -y --no-install-recommends bubblewrap && \
+		{ apt-get install -qq -y --no-install-recommends runsc || echo "runsc is not packaged here" >&2; }; }
+
 test-long: $(INSTALLED) ## the tests that take a minute or more, which `make test` leaves out: kills, clusters; as root
 	$(BIN)/pytest -m long --timeout=900 tests $(ARGS)
 
@@ -70,6 +79,16 @@ $(VLLM_INSTALLED): pyproject.toml requirements-vllm.txt
 test-vllm: $(VLLM_INSTALLED) ## the tests of the vLLM engine and of training with it, which `make test` skips
 	VLLM_LOGGING_LEVEL=WARNING $(VLLM_VENV)/bin/python -m pytest --timeout=600 \
 		tests/backends/test_vllm_*.py tests/bench/test_bench_vllm.py tests/app/test_train_vllm.py
+
+venv-swerex: $(SWEREX_INSTALLED) ## create .venv-swerex, with the SWE-ReX server; does nothing while it is current
+
+$(SWEREX_INSTALLED): requirements-swerex.txt
+	test -x $(SWEREX_VENV)/bin/python || $(PYTHON) -m venv $(SWEREX_VENV)
+	$(SWEREX_VENV)/bin/python -m pip -qq --disable-pip-version-check install --no-deps -r requirements-swerex.txt
+	@touch $@
+
+test-swerex: $(INSTALLED) $(SWEREX_INSTALLED) ## the tests of the SWE-ReX client against the real server, else skipped
+	ROLLART_SWEREX=$(SWEREX_VENV)/bin/swerex-remote $(BIN)/pytest tests/backends/test_swerex.py
 
 train: $(INSTALLED) ## train for real on this machine; options in ARGS
 	$(BIN)/rollart train $(ARGS)

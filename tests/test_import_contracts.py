@@ -89,6 +89,12 @@ VIOLATIONS: list[tuple[str, Plant]] = [
         },
     ),
     ("backend-kinds-are-independent", {"backends/stores/planted.py": "import rollart.backends.engines"}),
+    (
+        "backend-kinds-are-independent",
+        {"backends/sandboxes/planted.py": "import rollart.backends.stores.planted", "backends/stores/planted.py": ""},
+    ),
+    ("sandbox-launcher-is-plain", {"backends/sandboxes/launcher/planted.py": "import msgspec"}),
+    ("sandbox-launcher-is-plain", {"backends/sandboxes/launcher/planted.py": "import rollart.types.errors"}),
     ("decisions-are-pure", {"policy/planted.py": "import time"}),
     ("decisions-are-pure", {"policy/planted.py": "from asyncio import Event"}),
     (
@@ -128,6 +134,10 @@ ALLOWED: dict[str, Plant] = {
     "losses in trainers": {"backends/trainers/planted.py": "import rollart.algo.loss"},
     "stores and models in engines": {
         "backends/engines/planted.py": "import rollart.backends.models\nimport rollart.backends.stores"
+    },
+    "sandboxes in environments and rewards": {
+        "backends/environments/planted.py": "import rollart.backends.sandboxes.bubblewrap",
+        "backends/rewards/planted.py": "import rollart.backends.sandboxes.bubblewrap",
     },
     "the control plane in the simulator": {"sim/planted.py": "import rollart.control\nimport rollart.observe"},
     "ray in distributed, and distributed in the application": {

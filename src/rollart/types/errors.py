@@ -2,7 +2,8 @@
 
     RollartError
     ├── RequestError           the user's request is invalid (exit code 2)
-    │   └── ConfigError        …in a config file or an override; carries the key's path
+    │   ├── ConfigError        …in a config file or an override; carries the key's path
+    │   └── SandboxUnavailable this machine cannot isolate commands as required
     ├── RunError               the run failed (exit code 1)
     │   ├── WorkerLost         a role has no worker left
     │   ├── RuntimeLost        the host of the workers died, such as Ray's raylet
@@ -17,6 +18,8 @@
     │       └── TrainerLost    the trainer is gone; it restarts from its checkpoint
     ├── Fault                  a part outside the agent's control failed: an outcome, never a reward
     │   ├── EnvironmentFault
+    │   │   └── SandboxFault   a sandbox could not be created or used
+    │   │       └── SandboxLost   …or was killed from outside
     │   ├── EngineFault
     │   └── RewardFault
     ├── WeightError            a version cannot be served
@@ -28,6 +31,7 @@
     │   └── FolderDamaged
     ├── RankError              a rank of a Cluster raised an error
     │   └── RankLost           …or its process is gone
+    ├── SandboxFileError       a path in a sandbox could not be read or written: the state of its files, no failure
     ├── LinkError              a link between controller and worker was refused, or broke its protocol
     └── InvariantBroken        an invariant of the design is violated: a bug of ours, never swallowed
         └── NegativeStaleness
@@ -62,6 +66,10 @@ class ConfigError(RequestError):
         super().__init__(f"{path}: {problem}" if path else problem)
         self.path = path
         self.problem = problem
+
+
+class SandboxUnavailable(RequestError):
+    """This machine cannot isolate commands as required; the message says what to install or allow."""
 
 
 class RunError(RollartError):
@@ -138,6 +146,17 @@ class EnvironmentFault(Fault):
     """An environment could not be created, reset or stepped."""
 
 
+class SandboxFault(EnvironmentFault):
+    """A sandbox could not be created or used, for a reason outside the agent's reach."""
+
+
+class SandboxLost(SandboxFault):
+    """A sandbox, or what supervises it, was killed from outside; it must be replaced."""
+
+    def __init__(self, message: str = "", kind: FailureKind = FailureKind.WORKER_LOST) -> None:
+        super().__init__(message, kind)
+
+
 class EngineFault(Fault):
     """A generation request could not be served by any engine."""
 
@@ -187,6 +206,10 @@ class RankError(RollartError):
 
 class RankLost(RankError):
     """The process of a rank of a `Cluster` is gone."""
+
+
+class SandboxFileError(RollartError):
+    """A file of a sandbox is missing, too large, not a regular file, or may not be accessed by its user."""
 
 
 class LinkError(RollartError):

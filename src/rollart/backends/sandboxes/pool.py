@@ -1,0 +1,191 @@
+"""Warm pool: things that take time to make are made ahead, by a few threads, and never by too many at once.
+
+    take(key) ──► ready? ── yes ──► it, and another is made in its place
+                    └─ no ──► wait for the makers: those that are waited for go before those kept warm
+
+Conservation rule: what was made is taken once, discarded once, or still ready. Nothing is lost to a deadline: what
+becomes ready after its caller has left is adopted by the next caller, kept warm, or discarded. Failed attempts are
+repeated after a back-off; after `ATTEMPTS` in a row those who wait get the last error.
+"""
+
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from rollart.types.errors import RequestError, RollartError, SandboxFault
+from rollart.types.failures import FailureKind
+
+logger = logging.getLogger(__name__)
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+ATTEMPTS = 4
+FIRST_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 5.0
+WARM_KEYS = 8
+"""Number of keys, the last used ones, that are kept warm."""
+
+
+@dataclass
+class _Shelf(Generic[T]):
+    """Everything of one key."""
+
+    ready: deque[T] = field(default_factory=deque)
+    making: int = 0
+    waiting: int = 0
+    failures: int = 0
+    """In a row."""
+    not_before: float = 0.0
+    error: RollartError | None = None
+
+    def missing(self, warm: int) -> int:
+        return self.waiting + warm - len(self.ready) - self.making
+
+
+class WarmPool(Generic[K, T]):
+    """`make` blocks and raises `RollartError`; `usable` says whether a ready one still is."""
+
+    def __init__(
+        self,
+        make: Callable[[K], T],
+        discard: Callable[[T], None],
+        usable: Callable[[T], bool],
+        *,
+        warm: int,
+        makers: int,
+        name: str,
+    ) -> None:
+        self._make, self._discard, self._usable = make, discard, usable
+        self._warm = warm
+        self._shelves: OrderedDict[K, _Shelf[T]] = OrderedDict()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._makers = [threading.Thread(target=self._run, name=f"{name}-{n}", daemon=True) for n in range(makers)]
+        for maker in self._makers:
+            maker.start()
+
+    def take(self, key: K, deadline_s: float) -> T:
+        """One for the caller alone; raises `SandboxFault` at the deadline, or what making it raised."""
+        deadline = time.monotonic() + deadline_s
+        with self._changed:
+            shelf = self._shelves.setdefault(key, _Shelf())
+            self._shelves.move_to_end(key)
+            shelf.waiting += 1
+            shelf.error = None
+            self._changed.notify_all()
+            try:
+                while True:
+                    if self._closed:
+                        raise SandboxFault("the pool of sandboxes was closed")
+                    while shelf.ready:
+                        found = shelf.ready.popleft()
+                        if self._usable(found):
+                            return found
+                        self._discard(found)
+                    if shelf.error is not None:
+                        raise shelf.error
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        raise SandboxFault(f"no sandbox was ready within {deadline_s:g} s", FailureKind.DEADLINE)
+                    self._changed.wait(left)
+            finally:
+                shelf.waiting -= 1
+                self._changed.notify_all()
+
+    def drop(self, unwanted: Callable[[K], bool]) -> None:
+        """Discard what is ready of some keys; it is made again only when somebody waits for it."""
+        with self._changed:
+            keys = [key for key in self._shelves if unwanted(key)]
+            for key in keys:
+                self._empty(self._shelves[key])
+                if not self._shelves[key].waiting and not self._shelves[key].making:
+                    del self._shelves[key]
+
+    def ready(self, key: K) -> int:
+        with self._changed:
+            return len(self._shelves[key].ready) if key in self._shelves else 0
+
+    def close(self) -> None:
+        """Discard everything; returns when the makers have ended."""
+        with self._changed:
+            self._closed = True
+            for shelf in self._shelves.values():
+                self._empty(shelf)
+            self._changed.notify_all()
+        for maker in self._makers:
+            maker.join()
+
+    def _empty(self, shelf: _Shelf[T]) -> None:
+        while shelf.ready:
+            self._discard(shelf.ready.popleft())
+
+    # --- makers -----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (key := self._next()) is not None:
+            made: T | None = None
+            error: RollartError | None = None
+            try:
+                made = self._make(key)
+            except RollartError as raised:
+                error = raised
+            with self._changed:
+                self._made(key, made, error)
+
+    def _next(self) -> K | None:
+        """The next key to make one of; None when the pool is closed."""
+        with self._changed:
+            while not self._closed:
+                now = time.monotonic()
+                key, wake_at = self._most_urgent(now)
+                if key is not None:
+                    self._shelves[key].making += 1
+                    return key
+                self._changed.wait(None if wake_at is None else max(0.0, wake_at - now))
+            return None
+
+    def _most_urgent(self, now: float) -> tuple[K | None, float | None]:
+        """The key, or when to look again."""
+        self._cool_down()
+        wanted = [(key, shelf) for key, shelf in self._shelves.items() if shelf.missing(0) > 0]
+        wanted += [(key, shelf) for key, shelf in self._shelves.items() if shelf.missing(self._warm) > 0]
+        for key, shelf in wanted:
+            # Nothing is kept warm of what cannot be made: that would be tried for ever.
+            if shelf.not_before <= now and (shelf.waiting or shelf.failures < ATTEMPTS):
+                return key, None
+        later = [shelf.not_before for _, shelf in wanted if shelf.not_before > now]
+        return None, min(later, default=None)
+
+    def _cool_down(self) -> None:
+        """Keep only the last used keys warm."""
+        for key in list(self._shelves)[:-WARM_KEYS]:
+            shelf = self._shelves[key]
+            self._empty(shelf)
+            if not shelf.waiting and not shelf.making:
+                del self._shelves[key]
+
+    def _made(self, key: K, made: T | None, error: RollartError | None) -> None:
+        shelf = self._shelves.setdefault(key, _Shelf())
+        shelf.making -= 1
+        if error is not None:
+            self._failed(shelf, error)
+        elif made is not None:
+            shelf.failures, shelf.not_before = 0, 0.0
+            if self._closed or (len(shelf.ready) >= shelf.waiting + self._warm):
+                self._discard(made)
+            else:
+                shelf.ready.append(made)
+        self._changed.notify_all()
+
+    def _failed(self, shelf: _Shelf[T], error: RollartError) -> None:
+        shelf.failures += 1
+        shelf.not_before = time.monotonic() + min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (shelf.failures - 1))
+        if isinstance(error, RequestError) or shelf.failures % ATTEMPTS == 0:
+            shelf.error = error  # for those who wait now; the next caller tries again
+        else:
+            logger.warning("creating a sandbox failed, it is tried again: %s", error)

@@ -1,0 +1,73 @@
+"""Sources of sandboxes for tests: with all that root has, as an ordinary user, and without overlays and cgroups."""
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+import rollart
+from rollart.backends.sandboxes import connection
+from rollart.backends.sandboxes.bubblewrap import BubblewrapSandbox, BubblewrapSandboxes
+from rollart.ports.sandbox import Sandbox
+from rollart.types.errors import SandboxUnavailable
+
+ORDINARY_USER = 12345
+SYSTEM_PYTHON = Path("/usr/bin/python3")
+
+
+def kill(sandbox: Sandbox) -> None:
+    """Kill the keeper, as an administrator or the kernel would."""
+    assert isinstance(sandbox, BubblewrapSandbox)
+    os.kill(sandbox.process, signal.SIGKILL)
+
+
+@contextmanager
+def own_sandboxes(folder: Path, warm: int = 0, makers: int = 2) -> Iterator[BubblewrapSandboxes]:
+    """As this user; skips where this machine cannot make sandboxes."""
+    with BubblewrapSandboxes(folder, warm=warm, makers=makers) as sandboxes:
+        usable(sandboxes)
+        yield sandboxes
+
+
+@contextmanager
+def users_sandboxes(folder: Path) -> Iterator[BubblewrapSandboxes]:
+    """As an ordinary user, with a copy of the launcher's code and an interpreter that this user may read."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    if not SYSTEM_PYTHON.exists():
+        pytest.skip(f"{SYSTEM_PYTHON} is missing, and other interpreters may not be readable for other users")
+    with ExitStack() as stack:
+        source = Path(tempfile.mkdtemp(prefix="rollart-source-"))
+        stack.callback(shutil.rmtree, source)
+        source.chmod(0o755)
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(Path(rollart.__file__).parent, source / "rollart", ignore=ignored)
+        patched = stack.enter_context(pytest.MonkeyPatch.context())
+        patched.setattr(connection, "SOURCE", source)
+        patched.setattr(connection, "INTERPRETER", str(SYSTEM_PYTHON))
+        sandboxes = stack.enter_context(BubblewrapSandboxes(folder, warm=0, makers=2, as_user=ORDINARY_USER))
+        usable(sandboxes)
+        yield sandboxes
+
+
+def usable(sandboxes: BubblewrapSandboxes) -> None:
+    try:
+        sandboxes.mechanisms()
+    except SandboxUnavailable as reason:
+        pytest.skip(str(reason))
+
+
+@contextmanager
+def public_folder() -> Iterator[Path]:
+    """Reachable for other users, which the folders of tests are not."""
+    folder = Path(tempfile.mkdtemp(prefix="rollart-test-"))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
