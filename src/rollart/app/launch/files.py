@@ -22,10 +22,10 @@ def named_files(config: RunConfig) -> list[str]:
     factories = [config.codec]
     paths = []
     for task in config.tasks.values():
-        factories += [task.environment, task.reward]
+        factories += [task.environment, *(reward.function for reward in task.all_rewards)]
         paths.append(task.prompt_path)
     modules = [factory.rpartition(":")[0] for factory in factories]
-    found = [module for module in modules if module.endswith(".py")] + [path for path in paths if path]
+    found = [module for module in modules if module.endswith((".py", ".toml"))] + [path for path in paths if path]
     return list(dict.fromkeys(found))
 
 
