@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from rollart.app.functions.package import Target
+from rollart.app.functions.package import package as write_package
 from rollart.app.reward_trial import Trial, try_reward
 from rollart.types.errors import RequestError
 
@@ -61,6 +63,23 @@ def serve(
     from rollart.app.functions.server import serve_function  # late: other commands need no server
 
     serve_function(function, host, port, secret_env=secret_env, concurrency=concurrency, grace_s=grace_s)
+
+
+@app.command()
+def package(
+    function: Annotated[str, typer.Argument(help="A reward function, such as my_rewards.py:correct.")],
+    target: Annotated[Target, typer.Option(help="Where it will run.")],
+    out: Annotated[Path, typer.Option(help="A new folder.")],
+    include: Annotated[list[Path] | None, typer.Option(help="More files or folders that the function reads.")] = None,
+) -> None:
+    """Write a folder that can be deployed: the function, what it needs, and a README with the commands.
+
+    Example: rollart reward package my_rewards.py:correct --target lambda --out deploy
+    """
+    packaged = write_package(function, target, out, include or ())
+    console = Console()
+    console.print(f"{len(packaged.files)} files, {packaged.bytes / 1e3:,.0f} kB in {out}; next: {out / 'README.md'}")
+    console.print(f"requirements: {', '.join(packaged.requirements)}")
 
 
 def _need(*packages: str, extra: str) -> None:

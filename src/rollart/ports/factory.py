@@ -3,6 +3,9 @@
 `package.module:callable`, or `path/to/file.py:callable` for a file outside of any package, such as a user's script. A
 file is executed once per process, under a `__name__` of its own: code under `if __name__ == "__main__":` is skipped, as
 on import. `__main__:callable` was defined in a notebook or an interactive session and exists only in that process.
+
+`path/to/file.toml:table` is made from settings instead of code: `factory` of that table is the path of a callable,
+which gets the other keys and returns what the path stands for.
 """
 
 import importlib
@@ -19,6 +22,7 @@ from rollart.config.suggest import did_you_mean
 from rollart.types.errors import RequestError
 
 SESSION = "__main__"
+FACTORY = "factory"
 LOCAL = "__local__"
 """Place of objects that only this process has, such as functions defined inside a function."""
 _locals: dict[str, Callable[..., Any]] = {}
@@ -69,6 +73,8 @@ def load(path: str) -> Callable[..., Any]:
                 "its tools, or define it at the top level of a file"
             )
         return _locals[name]
+    if place.endswith(".toml"):
+        return _configured(path, Path(place), name)
     target: Any = _file(path, Path(place)) if place.endswith(".py") else _module(path, place)
     for part in name.split("."):
         if not hasattr(target, part):
@@ -109,11 +115,47 @@ def _module(path: str, name: str) -> ModuleType:
         ) from error
 
 
-def _file(path: str, file: Path) -> ModuleType:
+def settings_of(file: Path, table: str) -> tuple[str, dict[str, Any]]:
+    """The factory path, and the settings for it, in a table of a TOML file."""
+    toml = importlib.import_module("tomllib")  # here: Python 3.10, which may play environments, does not have it
+    try:
+        tables = toml.loads(_here(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RequestError(
+            f"factory '{file}:{table}': {file} cannot be read ({error}). Check the path and the file."
+        ) from error
+    settings = tables.get(table)
+    if not isinstance(settings, dict):
+        raise RequestError(f"factory '{file}:{table}': {file} has no table [{table}]{did_you_mean(table, tables)}")
+    factory = settings.pop(FACTORY, None)
+    if not isinstance(factory, str):
+        raise RequestError(
+            f"factory '{file}:{table}': [{table}] does not name its `{FACTORY}`, 'package.module:callable'"
+        )
+    return factory, settings
+
+
+def _configured(path: str, file: Path, table: str) -> Callable[..., Any]:
+    factory, settings = settings_of(file, table)
+    try:
+        made = load(factory)(**settings)
+    except (RequestError, TypeError) as error:
+        raise RequestError(f"factory {path!r}: {error}") from error
+    if not callable(made):
+        raise RequestError(f"factory {path!r}: {factory} made a {type(made).__name__}, which cannot be called.")
+    return made  # type: ignore[no-any-return]
+
+
+def _here(file: Path) -> Path:
+    """Where a file is in this process."""
     for there, here in _moved:
         if file.is_relative_to(there):
             file = here / file.relative_to(there)
-    file = file.resolve()
+    return file.resolve()
+
+
+def _file(path: str, file: Path) -> ModuleType:
+    file = _here(file)
     with imports:
         known = sys.modules.get(str(file))
         if known is not None:

@@ -5,6 +5,7 @@ transcripts are logged.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -37,7 +38,10 @@ class Endpoint:
             return refusal.answer()
         return None
 
-    async def answer(self, method: str, path: str, headers: Headers, body: bytes) -> HttpAnswer:
+    async def answer(
+        self, method: str, path: str, headers: Headers, body: bytes, *, limit_s: float = math.inf
+    ) -> HttpAnswer:
+        """Answer a whole request. `limit_s`: seconds after which the platform ends this process."""
         try:
             route = route_of(method, path)
             if route == "/health":
@@ -47,7 +51,7 @@ class Endpoint:
                 text = document(executor.path, executor.kind, rollart.__version__, secret=not self._secret.open)
                 return HttpAnswer(200, text)
             self._secret.check(headers, body, self._now())
-            return await self._score(body)
+            return await self._score(body, limit_s)
         except Refusal as refusal:
             return refusal.answer()
         except Exception:
@@ -55,8 +59,10 @@ class Endpoint:
             log.exception("request failed (%s %s)", TRACE, headers.get(TRACE, "none")[:100])
             return failed().answer()
 
-    async def _score(self, body: bytes) -> HttpAnswer:
-        response = await self.service.answer(parse(body, self.service.executor.kind))
+    async def _score(self, body: bytes, limit_s: float) -> HttpAnswer:
+        request = parse(body, self.service.executor.kind)
+        request = msgspec.structs.replace(request, deadline_s=min(request.deadline_s, limit_s))
+        response = await self.service.answer(request)
         encoded = msgspec.json.encode(response)
         if len(encoded) > MAX_RESPONSE_BYTES:
             raise answer_too_large(MAX_RESPONSE_BYTES)

@@ -26,7 +26,7 @@ def named_files(config: RunConfig) -> list[str]:
         factories += [tool for tool in task.tools if isinstance(tool, str)]
         paths += [given for given in (task.prompts, task.eval_prompts) if isinstance(given, str)]
     modules = [factory.rpartition(":")[0] for factory in factories]
-    found = [module for module in modules if module.endswith(".py")] + [path for path in paths if path]
+    found = [module for module in modules if module.endswith((".py", ".toml"))] + [path for path in paths if path]
     return list(dict.fromkeys(found))
 
 

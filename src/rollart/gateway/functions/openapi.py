@@ -10,7 +10,6 @@ from rollart.ports.reward import RewardKind
 from rollart.types.reward_wire import FunctionRequest, FunctionResponse
 
 BASE64 = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
-LARGEST_INTEGER = 2**63 - 1
 _ERRORS = {
     "401": "The secret is missing or wrong.",
     "403": "The deployment has no secret yet.",
@@ -73,11 +72,7 @@ def _state_limits(components: dict[str, Any], kind: RewardKind) -> None:
     call = components["FunctionCall"]["properties"]
     call["key"] |= {"minLength": 1, "maxLength": MAX_KEY_CHARACTERS}
     call["transcripts"] |= {"minItems": 1} | ({"maxItems": 1} if kind is RewardKind.TRAJECTORY else {})
-    transcript = components["Transcript"]["properties"]
-    transcript["artifact"]["pattern"] = BASE64
-    for schema in [*transcript.values(), transcript["cut"]["additionalProperties"]]:
-        if schema.get("type") == "integer":
-            schema |= {"minimum": -LARGEST_INTEGER, "maximum": LARGEST_INTEGER}
+    components["Transcript"]["properties"]["artifact"]["pattern"] = BASE64
 
 
 def _score(kind: RewardKind) -> dict[str, Any]:
