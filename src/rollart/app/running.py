@@ -38,6 +38,7 @@ from rollart.app.compose import (
 from rollart.app.interruption import Interruption
 from rollart.app.progress import ProgressLogger
 from rollart.app.report_page import leave_page
+from rollart.app.reward_workers import check_places
 from rollart.app.run_folder import CONFIG, CONFIG_DRAFT, JOURNAL, TRAJECTORIES, TRANSCRIPTS, held, write_config
 from rollart.app.trajectory_texts import TrajectoryTexts
 from rollart.app.transcript_store import TranscriptStore
@@ -134,6 +135,7 @@ def carry_out(
     `cores` pins the worker processes of a role to some of the cores. `interruption` is the caller's, if it handles
     signals in another thread. `address` is that of a Ray cluster to run on, instead of a private Ray.
     """
+    check_places(plan.config, processes=runtime is RuntimeKind.RAY, local=address is None)
     if address is None:
         check_interpreters(plan.config, processes=runtime is RuntimeKind.RAY)
     elif runtime is RuntimeKind.INLINE:

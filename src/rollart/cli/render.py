@@ -12,7 +12,8 @@ from rollart.app.cluster_doctor import NodeHealth, own_versions
 from rollart.config.schema import RunConfig
 from rollart.control.fleet import WorkerSpec
 from rollart.observe.bias import Compared, warnings
-from rollart.observe.report import Redundancy, Report
+from rollart.observe.report import Report
+from rollart.observe.report_parts import Redundancy
 from rollart.observe.steady import Steady
 from rollart.policy.placement import Planned
 from rollart.types.journal import EvalEnded, TimeUse

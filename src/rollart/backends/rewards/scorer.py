@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from rollart.config.schema import EPISODE_RETURN
 from rollart.ports.factory import load
 from rollart.ports.reward import RewardKind, kind_of
+from rollart.types.errors import WRONG_CODE
 from rollart.types.ids import PromptId
-from rollart.types.messages import EpisodeRecord
+from rollart.types.messages import EpisodeRecord, Scored, ScoreFailed, ScoreRequest
 from rollart.types.transcript import Transcript, TranscriptTurn, unpack
 
 
@@ -38,11 +39,20 @@ class Scorer:
         self._function = load(path)
         self.kind = kind_of(self._function, path)
 
-    def transcripts(self, episodes: Iterable[EpisodeRecord]) -> list[Transcript]:
-        """What the function sees of these episodes."""
-        if self._path == EPISODE_RETURN:
-            return [_rewards_only(episode) for episode in episodes]
-        return [unpack(episode.transcript) for episode in episodes]
+    def answer(self, request: ScoreRequest, runner: asyncio.Runner | None = None) -> Scored | ScoreFailed:
+        """Compute a reward. Whatever the function does, its result is an answer."""
+        try:
+            transcripts = transcripts_of(self._path, request.episodes)
+        except ValueError as error:
+            return unreadable(request, error)
+        try:
+            rewards = self.score(transcripts, runner)
+        except BadReward as error:
+            return ScoreFailed(request.key, str(error), retry=False)
+        except BaseException as error:  # noqa: BLE001 - the boundary of user code: its errors are attributed to it
+            retry = not isinstance(error, WRONG_CODE)
+            return ScoreFailed(request.key, f"{type(error).__name__}: {error}", retry)
+        return Scored(request.key, rewards.values, rewards.parts)
 
     def score(self, transcripts: Sequence[Transcript], runner: asyncio.Runner | None = None) -> Rewards:
         """Call the function. `runner` runs what it awaits, a fresh one by default."""
@@ -81,6 +91,18 @@ class Scorer:
         if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
             raise BadReward(f"the reward function {self._path} returned {value!r}; it must be a finite number")
         return float(value)
+
+
+def transcripts_of(function: str, episodes: Iterable[EpisodeRecord]) -> list[Transcript]:
+    """What the function with this path sees of these episodes; `ValueError` if a transcript cannot be read."""
+    if function == EPISODE_RETURN:
+        return [_rewards_only(episode) for episode in episodes]
+    return [unpack(episode.transcript) for episode in episodes]
+
+
+def unreadable(request: ScoreRequest, error: ValueError) -> ScoreFailed:
+    """The answer where a transcript was not made, cut off or damaged on its way: asking again would send the same."""
+    return ScoreFailed(request.key, f"a transcript cannot be read: {error}", retry=False)
 
 
 async def _awaited(result: Any) -> Any:
