@@ -39,7 +39,9 @@ from rollart.app.given_prompts import FOLDER as PROMPTS
 from rollart.app.given_prompts import keep_rows, located
 from rollart.app.interruption import Interruption
 from rollart.app.progress import ProgressLogger
+from rollart.app.redaction import Redactor
 from rollart.app.report_page import leave_page
+from rollart.app.reward_workers import check_places, secrets_of
 from rollart.app.run_folder import CONFIG, CONFIG_DRAFT, JOURNAL, TRAJECTORIES, TRANSCRIPTS, held, write_config
 from rollart.app.step_callback import StepCallback, StepWatch, check_callback
 from rollart.app.trajectory_texts import TrajectoryTexts
@@ -140,6 +142,7 @@ def carry_out(
     signals in another thread. `address` is that of a Ray cluster to run on, instead of a private Ray. `on_step` is
     called after every step, in place of that of the config.
     """
+    check_places(plan.config, processes=runtime is RuntimeKind.RAY, local=address is None)
     if address is None:
         check_interpreters(plan.config, processes=runtime is RuntimeKind.RAY)
     elif runtime is RuntimeKind.INLINE:
@@ -404,8 +407,9 @@ async def _run(
     else:
         sink = ProgressLogger(journal, say, config.steps)
     watch = None if on_step is None else StepWatch(sink, check_callback(on_step))
-    texts = TrajectoryTexts(folder / TRAJECTORIES, codec_of(config), config.steps, say)
-    transcripts = TranscriptStore(folder / TRANSCRIPTS, config.transcripts_mb * 10**6, say)
+    redactor = Redactor(config.redact, secrets_of(config))
+    texts = TrajectoryTexts(folder / TRAJECTORIES, codec_of(config), config.steps, say, redactor)
+    transcripts = TranscriptStore(folder / TRANSCRIPTS, config.transcripts_mb * 10**6, say, redactor)
 
     def ended(trajectory: Trajectory, cause: str) -> None:
         texts.ended(trajectory, cause)
