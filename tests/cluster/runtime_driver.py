@@ -57,6 +57,9 @@ class Talker:
     def leaves(self, worker, why):
         say(leaves=worker, why=why)
 
+    def nodes_seen(self, nodes):
+        pass
+
     def failed(self, error):
         say(failed=str(error))
 

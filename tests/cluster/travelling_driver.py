@@ -48,6 +48,9 @@ class Listener:
     def leaves(self, worker, why):
         pass
 
+    def nodes_seen(self, nodes):
+        pass
+
     def failed(self, error):
         raise error
 

@@ -23,7 +23,7 @@ from rollart.types.errors import RollartError, RuntimeLost
 from rollart.types.ids import WorkerId
 from rollart.types.journal import JournalEvent
 from rollart.types.messages import Role, WorkerCommand, WorkerEvent, WorkerInfo
-from rollart.types.placement import NOTHING, Needs
+from rollart.types.placement import NOTHING, Needs, Node
 
 MODES = ("sync", "sync_plus", "one_off", "areal", "rollart")
 
@@ -341,6 +341,9 @@ class FaultyRuntime:
     def leaves(self, worker: WorkerId, why: str) -> None:
         if worker in self._alive and self._listener is not None:
             self._listener.leaves(worker, why)
+
+    def nodes_seen(self, nodes: Sequence[Node]) -> None:
+        raise NotImplementedError
 
     def joined(self, worker: WorkerId, info: WorkerInfo) -> None:
         if worker in self._alive and self._listener is not None:

@@ -58,6 +58,8 @@ class Listener:
 
     def leaves(self, worker, why): ...
 
+    def nodes_seen(self, nodes): ...
+
     def placed(self, worker, node, why):  # noqa: ARG002
         self.nodes[worker] = node
 

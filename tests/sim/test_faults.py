@@ -49,6 +49,7 @@ from rollart.types.messages import (
     WorkerEvent,
     WorkerInfo,
 )
+from rollart.types.placement import Node
 from rollart.types.tokens import Generated, Segment
 from rollart.types.versions import Version
 
@@ -548,6 +549,9 @@ class RecordingListener:
         raise NotImplementedError
 
     def leaves(self, worker: WorkerId, why: str) -> None:
+        raise NotImplementedError
+
+    def nodes_seen(self, nodes: Sequence[Node]) -> None:
         raise NotImplementedError
 
     def joined(self, worker: WorkerId, info: WorkerInfo) -> None:  # noqa: ARG002

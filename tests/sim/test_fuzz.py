@@ -213,7 +213,8 @@ def breaks_staleness(world: World) -> bool:
 
 def size(world: World) -> int:
     tables = world.tables
-    engines = sum(pool["engines"] for pool in tables["pools"].values())
+    given = [pool["engines"] for pool in tables["pools"].values()]
+    engines = sum(number["max"] if isinstance(number, dict) else number for number in given)
     return (
         len(world.faults)
         + len(world.controller_dies_at_s)

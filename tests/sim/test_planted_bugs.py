@@ -13,6 +13,7 @@ from rollart.config.modes import Mode
 from rollart.config.schema import ANY, RunConfig
 from rollart.control.buffer import SampleBuffer
 from rollart.control.context import Context
+from rollart.control.elasticity import ElasticEngines
 from rollart.control.environments import EnvironmentPool
 from rollart.control.episode import Episode
 from rollart.control.fleet import Fleet
@@ -24,6 +25,7 @@ from rollart.control.waits import Waits
 from rollart.policy import admission, affinity
 from rollart.policy.affinity import AffinityPolicy
 from rollart.policy.buffer import BufferBook
+from rollart.policy.elasticity import ElasticityPolicy
 from rollart.policy.groups import GroupBook, OpenGroup
 from rollart.policy.lineage import Lineage
 from rollart.policy.redundancy import RedundancyBook
@@ -533,3 +535,68 @@ def test_a_declared_class_is_overridden(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(RunConfig, "automatic_tasks", all_tasks)
     found({9}, Mode.ROLLART)
+
+
+def test_a_removed_engine_is_stopped_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its requests are thrown away instead of being drained."""
+
+    def retire(self: Fleet, name: str, why: str) -> None:  # noqa: ARG001
+        self._aside[name] = self._specs.pop(name)
+        for worker in [worker for worker, spec in self._alive.items() if spec.name == name]:
+            self._runtime.stop(worker)
+
+    monkeypatch.setattr(Fleet, "retire", retire)
+    found({10}, near=14)
+
+
+def test_a_removed_engine_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The restart of a worker that died is not cancelled, so that there are more engines than decided."""
+
+    def retire(real: Any) -> Any:
+        def without(self: Fleet, name: str, why: str) -> None:
+            real(self, name, why)
+            self._specs[name] = self._aside[name]
+
+        return without
+
+    patch(monkeypatch, Fleet, "retire", retire)
+    found({10}, near=14)
+
+
+def test_pools_flap_with_their_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Changes for nodes are not confirmed."""
+
+    def hasty(real: Any) -> Any:
+        def nodes(self: ElasticityPolicy, pools: Any, now: float) -> Any:
+            rules, self._rules = self._rules, replace(self._rules, confirm_s=0.0)
+            resize = real(self, pools, now)
+            self._rules = rules
+            return resize
+
+        return nodes
+
+    patch(monkeypatch, ElasticityPolicy, "_nodes", hasty)
+    found({10}, near=6)
+
+
+def test_a_pool_that_lost_its_nodes_stays_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    patch(
+        monkeypatch,
+        ElasticityPolicy,
+        "_nodes",
+        lambda real: (
+            lambda self, pools, now: resize if (resize := real(self, pools, now)) is None or resize.before else None
+        ),
+    )
+    found({10}, near=47)
+
+
+def test_the_trainer_gets_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it waits for a node, engines take what becomes free."""
+    patch(
+        monkeypatch,
+        ElasticEngines,
+        "_situation",
+        lambda real: lambda self: real(self)._replace(blocked=(), trainer=()),
+    )
+    found({8, 10}, near=300)

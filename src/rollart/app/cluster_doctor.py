@@ -73,7 +73,7 @@ def interpreters_on(config: RunConfig, node: Node) -> Interpreters:
     for pool in config.pools.values():
         kinds = [labels_of(pool), *(labels_of(config.pools[other]) for other in pool.fallback)]
         here = any(all(node.labels.get(key) == value for key, value in labels.items()) for labels in kinds)
-        if pool.engines and pool.python and here:
+        if pool.range.max and pool.python and here:
             needed = ("vllm",) if pool.engine == "vllm" else ()
             found[interpreter_of(pool)] = found.get(interpreter_of(pool), ()) or needed
     return found

@@ -357,7 +357,7 @@ def _engines(config: RunConfig, store: WeightStore | None) -> list[WorkerSpec]:
             ),
         )
         for name, pool in config.pools.items()
-        for index in range(pool.engines)
+        for index in range(pool.range.max)
     ]
 
 

@@ -229,6 +229,10 @@ def _counts(report: Report) -> Table:
         table.add_row("" if number else "hardware by measurement", sentence)
     if report.moves:
         table.add_row("moves between classes", f"{report.moves:,}")
+    for number, sentence in enumerate(report.elasticity.values()):
+        table.add_row("" if number else "engines by need", sentence)
+    if report.resizes > len(report.elasticity):
+        table.add_row("changes of pools", f"{report.resizes:,}")
     if report.fallbacks:
         table.add_row("placed elsewhere", _list(report.fallbacks))
     rewards = [

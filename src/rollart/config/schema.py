@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from rollart.config.algorithm import AlgorithmSettings
 from rollart.config.base import Strict
+from rollart.config.elasticity import AUTO_ENGINES, ElasticitySettings, EngineRange
 from rollart.config.held_out import HELD_OUT_SHARE
 from rollart.config.injection import Injections, Slowdowns
 from rollart.config.modes import MODES, Mode, ModeSettings
@@ -218,8 +219,10 @@ class TaskSettings(Strict):
 class PoolSettings(Strict):
     """A pool of engines of one hardware class."""
 
-    engines: NotNegative = 1
-    """0 for a pool that only environments, rewards or the trainer use."""
+    engines: NotNegative | Literal["auto"] | EngineRange = 1
+    """A number, `{ min = 1, max = 4 }` for a pool that grows and shrinks, or `auto`: the range that the devices allow.
+
+    0 for a pool that only environments, rewards or the trainer use."""
     hardware: str = ""
     """Hardware class; the pool's name by default."""
     accelerator: str = ""
@@ -256,6 +259,21 @@ class PoolSettings(Strict):
 
     Defaults to the controller's. Its Python (major.minor) and Ray versions must match the controller's.
     """
+
+    @property
+    def range(self) -> EngineRange:
+        """Bounds of the number of engines; the same for a fixed number."""
+        if isinstance(self.engines, EngineRange):
+            return self.engines
+        if self.engines == AUTO:
+            return EngineRange(min=1, max=AUTO_ENGINES)
+        assert isinstance(self.engines, int)
+        return EngineRange.model_construct(min=self.engines, max=self.engines, start=self.engines)
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the number of engines may change."""
+        return not isinstance(self.engines, int)
 
 
 class AffinitySettings(Strict):
@@ -346,6 +364,7 @@ class RunConfig(Strict):
     reward_pool: str = ""
     """Pool whose nodes run the reward workers; by default any node."""
     affinity: AffinitySettings = AffinitySettings()
+    elasticity: ElasticitySettings = ElasticitySettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     trainer: TrainerSettings = TrainerSettings()
     deadlines: Deadlines = Deadlines()
@@ -363,6 +382,10 @@ class RunConfig(Strict):
     @property
     def mode_settings(self) -> ModeSettings:
         return MODES[self.mode]
+
+    def elastic_pools(self) -> dict[str, EngineRange]:
+        """Pools whose number of engines may change."""
+        return {name: pool.range for name, pool in self.pools.items() if pool.elastic}
 
     @property
     def groups(self) -> int:
@@ -400,7 +423,7 @@ class RunConfig(Strict):
 
     def hardware_classes(self) -> dict[str, None]:
         """Hardware classes of all pools, in order."""
-        return {pool.hardware or name: None for name, pool in self.pools.items() if pool.engines}
+        return {pool.hardware or name: None for name, pool in self.pools.items() if pool.range.max}
 
     def fallback_of(self, task: str) -> tuple[str, ...]:
         """Classes that may serve a task besides the preferred one, in order."""
@@ -437,8 +460,10 @@ class RunConfig(Strict):
     def _check_present(self) -> None:
         if not self.tasks:
             raise ConfigError("tasks", "no task is configured; add a table such as [tasks.frozenlake]")
-        if not any(pool.engines for pool in self.pools.values()):
+        if not any(pool.range.max for pool in self.pools.values()):
             raise ConfigError("pools", "no pool of engines is configured; add a table such as [pools.local]")
+        if not any(pool.range.min for pool in self.pools.values()):
+            raise ConfigError("pools", "every pool may shrink to no engine; one needs engines.min = 1 at least")
         named = [(f"tasks.{name}.environment_pool", task.environment_pool) for name, task in self.tasks.items()]
         named += [(f"pools.{name}.fallback", other) for name, pool in self.pools.items() for other in pool.fallback]
         for key, pool in (*named, ("reward_pool", self.reward_pool), ("trainer.pool", self.trainer.pool)):

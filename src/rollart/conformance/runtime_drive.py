@@ -14,6 +14,7 @@ from rollart.ports.runtime import Runtime
 from rollart.types.errors import RuntimeLost
 from rollart.types.ids import WorkerId
 from rollart.types.messages import Role, Scored, ScoreRequest, WorkerEvent, WorkerInfo
+from rollart.types.placement import Node
 
 
 @dataclass(kw_only=True)
@@ -76,6 +77,9 @@ class RuntimeDrive:
 
     def leaves(self, worker: WorkerId, why: str) -> None:
         raise ConformanceError(f"{worker}, which nothing moves, leaves: {why}")
+
+    def nodes_seen(self, nodes: Sequence[Node]) -> None:
+        """Allowed, and without consequences."""
 
     def joined(self, worker: WorkerId, info: WorkerInfo) -> None:
         self._record(ListenerCall(worker, "joined", info))

@@ -24,7 +24,7 @@ def affinity_rules(config: RunConfig) -> AffinityRules | None:
     return AffinityRules(
         classes=classes,
         declared={task: hardware for task, hardware in declared.items() if hardware is not None},
-        pools={name: pool.hardware or name for name, pool in config.pools.items() if pool.engines},
+        pools={name: pool.hardware or name for name, pool in config.pools.items() if pool.range.max},
         explore=settings.explore,
         min_gain=settings.min_gain,
         confirm_s=settings.confirm_s,

@@ -6,8 +6,12 @@ gone are ignored.
 
 A worker that should leave its node is drained: its successor is started, its role gives it no new work, and it is
 stopped once it has finished, or after `deadlines.drain_s`. There is one trainer, so its successor starts afterwards.
+
+A spec may be set aside: it is not started until it is added. One that is retired drains without a successor, and is
+set aside again.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -28,7 +32,7 @@ from rollart.types.journal import (
     WorkerWaits,
 )
 from rollart.types.messages import Role, WorkerCommand, WorkerEvent, WorkerInfo
-from rollart.types.placement import NOTHING, Needs
+from rollart.types.placement import NOTHING, Needs, Node
 
 LOADS_MODEL = (Role.ENGINE, Role.TRAINER)
 
@@ -79,6 +83,18 @@ class Fleet:
         self._closing = False
         self._joining: dict[WorkerId, Wait] = {}
         self._leaving: dict[WorkerId, Wait] = {}
+        self._why_leaving: dict[WorkerId, str] = {}
+        self._aside: dict[str, WorkerSpec] = {}
+        """Specs that are not to run."""
+        self._broken: dict[str, WorkerSpec] = {}
+        """Specs that were removed because their workers kept dying."""
+        self._restarts: dict[str, asyncio.TimerHandle] = {}
+        """Specs whose worker died and is restarted after a back-off."""
+        self._waiting: dict[WorkerId, None] = {}
+        """Workers without a node."""
+        self._placed: dict[WorkerId, None] = {}
+        """Workers with a node; only on runtimes that have several."""
+        self._observers: list[Callable[[Sequence[Node]], None]] = []
         self.post: Callable[[WorkerId, Sequence[WorkerCommand]], None] = runtime.post
         runtime.listen(self)
 
@@ -90,6 +106,10 @@ class Fleet:
         """Register the handler of an event type."""
         self._handlers[event] = handler
 
+    def observe_nodes(self, observer: Callable[[Sequence[Node]], None]) -> None:
+        """Notify `observer` of the nodes of the runtime."""
+        self._observers.append(observer)
+
     def start(self) -> None:
         for spec in list(self._specs.values()):
             self._spawn(spec)
@@ -99,6 +119,54 @@ class Fleet:
         if worker in self._alive:
             self._runtime.stop(worker)
             self.died(worker, reason)
+
+    # Specs that come and go.
+
+    def set_aside(self, name: str) -> None:
+        """Do not start this spec; before `start`."""
+        self._aside[name] = self._specs.pop(name)
+
+    def engines(self, pool: str) -> list[WorkerSpec]:
+        """Engines of a pool that run or are to run."""
+        return [spec for spec in self._specs.values() if spec.role is Role.ENGINE and spec.pool == pool]
+
+    def engines_aside(self, pool: str) -> list[WorkerSpec]:
+        """Engines of a pool that are set aside."""
+        return [spec for spec in self._aside.values() if spec.pool == pool]
+
+    def placed_workers(self) -> list[tuple[WorkerId, WorkerSpec]]:
+        """Workers with a node that they are not leaving."""
+        return [(worker, self._alive[worker]) for worker in self._placed if worker not in self._leaving]
+
+    def leaving_workers(self) -> list[tuple[WorkerId, WorkerSpec]]:
+        """Workers that finish their work before they are stopped."""
+        return [(worker, self._alive[worker]) for worker in self._leaving]
+
+    def waiting_workers(self) -> list[tuple[WorkerId, WorkerSpec]]:
+        """Workers without a node."""
+        return [(worker, self._alive[worker]) for worker in self._waiting]
+
+    def forgive(self, pool: str) -> tuple[str, ...]:
+        """Engines of the pool that were removed because they kept dying are set aside instead; returns their names."""
+        names = tuple(name for name, spec in self._broken.items() if spec.pool == pool)
+        for name in names:
+            self._aside[name] = self._broken.pop(name)
+            self._health[Role.ENGINE].forget(name)
+        return names
+
+    def add(self, name: str) -> None:
+        """Start a spec that was set aside."""
+        self._specs[name] = spec = self._aside.pop(name)
+        self._spawn(spec)
+
+    def retire(self, name: str, why: str) -> None:
+        """Drain the worker of a spec, without a successor, and set the spec aside."""
+        self._aside[name] = self._specs.pop(name)
+        restart = self._restarts.pop(name, None)
+        if restart is not None:
+            restart.cancel()
+        for worker in [worker for worker, spec in self._alive.items() if spec.name == name]:
+            self._leaves(worker, why)
 
     def succeeded(self, worker: WorkerId) -> None:
         """The worker did useful work: earlier deaths of its spec no longer count against it."""
@@ -110,12 +178,14 @@ class Fleet:
         """A worker that was leaving has finished its work, or ran out of time: stop it. Idempotent."""
         if worker not in self._leaving:
             return
-        spec = self._alive.pop(worker)
+        spec = self._gone(worker)
+        assert spec is not None
+        why = self._why_leaving[worker]
         self._left(worker)
         self._runtime.stop(worker)
         self._context.record(WorkerLeft(self._context.now(), worker, unfinished))
         for handler in self._roles.get(spec.role, ()):
-            handler.worker_left(worker, spec, "its node drains")
+            handler.worker_left(worker, spec, why)
         if spec.role is Role.TRAINER:
             self._spawn(spec)
 
@@ -126,6 +196,8 @@ class Fleet:
         for worker in list(self._leaving):
             self._left(worker)
         self._alive.clear()
+        self._waiting.clear()
+        self._placed.clear()
         await self._runtime.close()
 
     # Callbacks of the runtime.
@@ -134,6 +206,7 @@ class Fleet:
         spec = self._alive.get(worker)
         if spec is None:
             return
+        self._waiting[worker] = None
         self._context.record(WorkerWaits(self._context.now(), worker, why))
         self._started(worker)
         self._guard_node(worker, spec, why)
@@ -142,9 +215,18 @@ class Fleet:
         spec = self._alive.get(worker)
         if spec is None:
             return
+        self._waiting.pop(worker, None)
+        self._placed[worker] = None
         self._context.record(WorkerPlaced(self._context.now(), worker, node, why))
         self._started(worker)
         self._guard_start(worker, spec)
+
+    def nodes_seen(self, nodes: Sequence[Node]) -> None:
+        if self._closing:
+            return
+        with self._context.nursery.boundary:
+            for observer in self._observers:
+                observer(nodes)
 
     def leaves(self, worker: WorkerId, why: str) -> None:
         with self._context.nursery.boundary:
@@ -157,6 +239,7 @@ class Fleet:
         joined = worker not in self._joining
         self._context.record(WorkerLeaves(self._context.now(), worker, why))
         self._started(worker)
+        self._why_leaving[worker] = why
         self._leaving[worker] = self._context.waits.guard(
             str(worker),
             f"the end of its work ({why})",
@@ -175,6 +258,7 @@ class Fleet:
     def _left(self, worker: WorkerId) -> bool:
         """Whether the worker was leaving; it is not any more."""
         wait = self._leaving.pop(worker, None)
+        self._why_leaving.pop(worker, None)
         if wait is not None:
             self._context.waits.close(wait)
         return wait is not None
@@ -207,7 +291,7 @@ class Fleet:
         self._context.nursery.fail(error)
 
     def _died(self, worker: WorkerId, reason: str) -> None:
-        spec = self._alive.pop(worker, None)
+        spec = self._gone(worker)
         self._started(worker)
         if spec is None or self._closing:
             return
@@ -222,11 +306,11 @@ class Fleet:
         verdict = self._health[spec.role].failed(spec.name, now, reason)
         if isinstance(verdict, GiveUp):
             self._context.record(WorkerDied(now, worker, reason, "removed: it keeps dying"))
-            del self._specs[spec.name]
+            self._broken[spec.name] = self._specs.pop(spec.name)
         else:
             at = verdict.at if isinstance(verdict, Retry) else verdict.until
             self._context.record(WorkerDied(now, worker, reason, f"restarts in {at - now:.3g} s"))
-            self._context.call_at(at, self._spawn, spec)
+            self._restarts[spec.name] = self._context.call_at(at, self._spawn, spec)
         for handler in self._roles.get(spec.role, ()):
             handler.worker_left(worker, spec, reason)
         if not any(other.role is spec.role for other in self._specs.values()):
@@ -238,6 +322,7 @@ class Fleet:
             )
 
     def _spawn(self, spec: WorkerSpec) -> None:
+        self._restarts.pop(spec.name, None)
         if self._closing or spec.name not in self._specs:
             return
         number = self._incarnation.get(spec.name, 0)
@@ -247,6 +332,12 @@ class Fleet:
         self._context.record(WorkerSpawned(self._context.now(), worker, spec.role, spec.pool))
         self._guard_start(worker, spec)
         self._runtime.spawn(worker, spec.role, spec.factory, spec.settings, python=spec.python, needs=spec.needs)
+
+    def _gone(self, worker: WorkerId) -> WorkerSpec | None:
+        """Forget a worker; None if it is unknown."""
+        self._waiting.pop(worker, None)
+        self._placed.pop(worker, None)
+        return self._alive.pop(worker, None)
 
     def _guard_start(self, worker: WorkerId, spec: WorkerSpec) -> None:
         deadlines = self._context.config.deadlines

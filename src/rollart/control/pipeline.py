@@ -44,6 +44,7 @@ from rollart.control.affinity import AutomaticAffinity, affinity_rules
 from rollart.control.buffer import Batch
 from rollart.control.context import Context
 from rollart.control.credit import samples
+from rollart.control.elasticity import ElasticEngines, elastic_rules
 from rollart.control.fleet import Fleet, WorkerSpec
 from rollart.control.groups import group_rules
 from rollart.control.proxy import LLMProxy
@@ -68,6 +69,7 @@ from rollart.types.journal import (
     CheckpointSaved,
     ClaimReturned,
     EpochStarted,
+    PoolTime,
     RolledBack,
     RunEnded,
     RunResumed,
@@ -133,6 +135,10 @@ class Pipeline:
         """Why the run ended before its last step, if the callback asked for it."""
         self._rewards = listed(parts.rewards)
         self._fleet = Fleet(context, parts.runtime, parts.workers)
+        self._elastic_rules = elastic_rules(context.config)
+        self._elastic = (
+            None if self._elastic_rules is None else ElasticEngines(context, self._fleet, self._elastic_rules)
+        )
         self._trainer = TrainerClient(context, self._fleet)
         router, self._rules = Router(_affinity(context.config)), affinity_rules(context.config)
         self._affinity = None if self._rules is None else AutomaticAffinity(context, self._rules)
@@ -164,6 +170,8 @@ class Pipeline:
             self._stalls.stop()
             if self._affinity is not None:
                 self._affinity.stop()
+            if self._elastic is not None:
+                self._elastic.stop()
 
     async def _run(self) -> None:
         context, config = self._context, self._context.config
@@ -177,6 +185,7 @@ class Pipeline:
                     group_rules(config),
                     self._rules,
                     self._rewards,
+                    self._elastic_rules,
                 )
             )
             cancel_in_flight(context)
@@ -195,11 +204,14 @@ class Pipeline:
                     group_rules(config),
                     self._rules,
                     self._rewards,
+                    self._elastic_rules,
                 )
             )
         self._stalls.start()
         if self._affinity is not None:
             self._affinity.start(self._proxy)
+        if self._elastic is not None:
+            self._elastic.start(self._proxy)
         self._fleet.start()
         step = await self._start_epoch()
         self._open_evaluation(step)
@@ -337,9 +349,12 @@ class Pipeline:
             trained = await self._trainer.train(batch.claim, version, credited)
             now = context.now()
             context.record(StepTrained(now, batch.claim, version, now - started, trained.metrics))
-            for used in context.accounts.close_period(now):  # right after the step that it belongs to
-                context.record(used)
+            used = context.accounts.close_period(now)
+            for event in used:  # right after the step that it belongs to
+                context.record(event)
             stop = None if self._on_step is None else self._on_step(version.step)
+            if self._elastic is not None:
+                self._elastic.step_trained([event for event in used if isinstance(event, PoolTime)])
             self._rollout.trained(self._buffer.trained(batch.claim))
             if self._affinity is not None:
                 self._affinity.step_trained()

@@ -159,6 +159,12 @@ class LLMProxy:
             if session.engine is not None:
                 yield session.trajectory.task, session.engine.hardware
 
+    def at_pools(self) -> Iterator[str]:
+        """Pool of the engine of every turn at one."""
+        for session in self._turns.values():
+            if session.engine is not None:
+                yield session.engine.pool
+
     def prefer(self, task: str, hardware: str | None) -> None:
         """Run the task's turns on this class from here on: new trajectories, and at their next turns those in
         flight."""

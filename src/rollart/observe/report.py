@@ -69,6 +69,10 @@ class Report(msgspec.Struct, kw_only=True):
     fallbacks: dict[str, int] = {}
     affinity: dict[str, str] = {}
     """Why each task is on the hardware class that it found by measurement."""
+    elasticity: dict[str, str] = {}
+    """Why each elastic pool has as many engines as it has."""
+    resizes: int = 0
+    """Times that the number of a pool's engines changed."""
     decisions: list[Decision] = []
     """The last `MAX_DECISIONS` assignments by measurement."""
     moves: int = 0
@@ -237,6 +241,7 @@ class ReportFold(msgspec.Struct, kw_only=True):
         report.lag = _sorted(report.lag)
         report.fallbacks = _sorted(report.fallbacks)
         report.affinity = dict(sorted(report.affinity.items()))
+        report.elasticity = dict(sorted(report.elasticity.items()))
         report.pools = {pool: _sorted(causes) for pool, causes in sorted(report.pools.items())}
         report.placements = {task: _sorted(turns) for task, turns in sorted(report.placements.items())}
         report.outcomes = _sorted(report.outcomes)
@@ -349,6 +354,10 @@ class ReportFold(msgspec.Struct, kw_only=True):
         report.moves += sum(task in event.before for task in event.why)
         decision = Decision(self.at - self.started_at, event.cause, list(event.why.values()))
         report.decisions = [*report.decisions, decision][-MAX_DECISIONS:]
+
+    def _engines_changed(self, event: j.EnginesChanged) -> None:
+        self.totals.elasticity[event.pool] = event.why
+        self.totals.resizes += 1
 
     def _group_ended(self, event: j.GroupEnded) -> None:
         self.groups[event.group].outcome = event.outcome
@@ -573,6 +582,7 @@ _HANDLERS: dict[type, Callable[[ReportFold, Any], None]] = {
     j.MemberReplaced: ReportFold._member_replaced,
     j.RedundancyChanged: ReportFold._redundancy_changed,
     j.AffinityChanged: ReportFold._affinity_changed,
+    j.EnginesChanged: ReportFold._engines_changed,
     j.GroupEnded: ReportFold._group_ended,
     j.TrajectoryStarted: ReportFold._trajectory_started,
     j.Placed: ReportFold._placed,

@@ -37,6 +37,8 @@ from rollart.types.placement import ACCELERATOR, NODE_ID, Labels, Needs, Node
 FAILURES_IN_PLACE = 2
 """Failures in a row on one node after which a worker is placed on another."""
 
+TINY = 1e-6
+"""Error of sums of fractions of a resource."""
 
 SETTLED_S = 10.0
 """How long the preferred kind of node must have room before a worker moves back to it."""
@@ -210,6 +212,26 @@ def _has(node: Node, labels: Mapping[str, str]) -> bool:
 
 def _covers(resources: Mapping[str, float], needs: Needs) -> bool:
     return all(resources.get(name, 0.0) >= amount for name, amount in needs.resources.items())
+
+
+def how_many(needs: Needs, nodes: Iterable[Node], most: int) -> int:
+    """Number of further workers with these needs, at most `most`, that fit beside each other on nodes of the preferred
+    kind.
+
+    >>> how_many(Needs(gpus=2), [Node("a", "", {}, {"GPU": 8.0}, {"GPU": 5.0}), Node("b", "", {}, {}, {})], 16)
+    2
+    """
+    fitting = 0
+    for node in nodes:
+        if not node.draining and _has(node, needs.labels):
+            shares = [node.free.get(name, 0.0) / amount for name, amount in needs.resources.items()]
+            fitting += int(min([*shares, float(most)]) + TINY)
+    return min(most, fitting)
+
+
+def would_do(needs: Needs, of: Needs, nodes: Iterable[Node]) -> bool:
+    """Whether some node that suits a worker with the needs `of` could also take one with these."""
+    return any(not node.draining and _has(node, of.labels) and _could(needs, node) for node in nodes)
 
 
 class Moves:

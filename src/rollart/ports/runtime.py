@@ -10,11 +10,18 @@ from typing import Any, Protocol
 from rollart.types.errors import RuntimeLost
 from rollart.types.ids import WorkerId
 from rollart.types.messages import Role, WorkerCommand, WorkerEvent, WorkerInfo
-from rollart.types.placement import NOTHING, Needs
+from rollart.types.placement import NOTHING, Needs, Node
 
 
 class Listener(Protocol):
     """Observer of workers. Always called on the controller's event loop, never from inside a Runtime call."""
+
+    def nodes_seen(self, nodes: Sequence[Node]) -> None:
+        """The nodes as they are now, from time to time and soon after they changed.
+
+        Only from runtimes with several nodes.
+        """
+        ...
 
     def waits(self, worker: WorkerId, why: str) -> None:
         """No node has room for the worker; it is placed as soon as one has. Again when the reason changes.

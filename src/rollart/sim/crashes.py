@@ -132,7 +132,8 @@ def _parts(
     for spec in plain.workers:
         factory, settings = with_faults(spec.name, spec.factory, spec.settings, world.faults, injections, world.seed)
         workers.append(dataclasses.replace(spec, factory=factory, settings=settings))
-    runtime = VirtualRuntime() if world.link is None else LossyRuntime(world.link, injections)
+    nodes = scenario.world.nodes
+    runtime = VirtualRuntime(nodes) if world.link is None else LossyRuntime(world.link, injections, nodes)
 
     def drain(target: str) -> None:
         injections.rows[33] += runtime.drain(target)

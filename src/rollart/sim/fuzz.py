@@ -100,6 +100,7 @@ def make_world(seed: int, mode: Mode | None = None) -> World:
     if "affinity" in tables:
         faults += _lost_pool(_Dice(mix(seed, stable_int("lost pool"))), pools, tables)
     drains = _drains(_Dice(mix(seed, stable_int("drains"))), tasks, pools, tables)
+    _stretch(_Dice(mix(seed, stable_int("elasticity"))), tables)
     faults += _rewards(_Dice(mix(seed, stable_int("rewards"))), tables)
     return World(seed, tables, tuple(faults), link, deaths, drains)
 
@@ -112,6 +113,44 @@ def _drains(dice: _Dice, tasks: list[str], pools: list[str], tables: dict[str, A
     targets = [*(f"engine/{pool}/" for pool in pools), *(f"environment/{task}/" for task in tasks)]
     targets += ["engine/fast/0", "engine/", "environment/", "reward/", "trainer/", ""]
     return tuple(Drain(dice.real(0.0, 40.0), dice.one_of(*targets)) for _ in range(dice.whole(1, 3)))
+
+
+def _stretch(dice: _Dice, tables: dict[str, Any]) -> None:
+    """In some worlds pools grow and shrink, and nodes come and go. Own dice again.
+
+    One node of the first pool stays, with room for its first engine and the trainer.
+    """
+    if not dice.chance(0.25):
+        return
+    tables["steps"] += dice.whole(4, 10)
+    first, second = tables["pools"]
+    least = {first: 1, second: dice.whole(0, 1)}
+    for name, pool in tables["pools"].items():
+        if name == first or dice.chance(0.8):
+            most = dice.whole(2, 6)
+            pool["engines"] = {"min": least[name], "max": most, "start": dice.whole(least[name], most)}
+    tables["elasticity"] = {
+        "min_wait": dice.real(0.05, 0.4),
+        "confirm_steps": dice.whole(1, 3),
+        "confirm_s": dice.real(0.5, 6.0),
+        "hold_s": dice.real(1.0, 20.0),
+    }
+    tables["deadlines"]["drain_s"] = dice.one_of(1.0, 10.0, 60.0)
+    if dice.chance(0.3):
+        return  # there is room for everything
+    nodes = [{"pool": first, "engines": dice.whole(2, 4)}]
+    for name in tables["pools"]:
+        for _ in range(dice.whole(1, 4)):
+            from_s, stays_s = dice.one_of(0.0, dice.real(0.0, 60.0)), dice.one_of(None, dice.real(1.0, 40.0))
+            node = {"pool": name, "engines": dice.whole(1, 4), "from_s": from_s}
+            if stays_s is not None:
+                node |= {"until_s": from_s + stays_s, "notice_s": dice.one_of(0.0, dice.real(0.5, 20.0))}
+            nodes.append(node)
+    tables["sim"]["nodes"] = nodes
+    if dice.chance(0.3):
+        pool = dice.one_of(first, second) if isinstance(tables["pools"][second]["engines"], dict) else first
+        tables["trainer"] = {"pool": pool}
+        nodes.append({"pool": pool, "engines": 2})
 
 
 def _rewards(dice: _Dice, tables: dict[str, Any]) -> list[Fault]:

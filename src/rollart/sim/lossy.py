@@ -13,10 +13,11 @@ from rollart.ports.runtime import Listener
 from rollart.sim.draws import uniform
 from rollart.sim.faults import Injections
 from rollart.sim.runtime import VirtualRuntime
+from rollart.sim.scenario import NodeModel
 from rollart.types.errors import InvariantBroken, RuntimeLost
 from rollart.types.ids import WorkerId
 from rollart.types.messages import Role, WorkerCommand, WorkerEvent, WorkerInfo
-from rollart.types.placement import NOTHING, Needs
+from rollart.types.placement import NOTHING, Needs, Node
 
 ROW = 24
 
@@ -45,9 +46,9 @@ class _Link:
 class LossyRuntime:
     """Wraps a `VirtualRuntime`; must be built inside the running loop."""
 
-    def __init__(self, faults: LinkFaults, injections: Injections) -> None:
+    def __init__(self, faults: LinkFaults, injections: Injections, nodes: Sequence[NodeModel] = ()) -> None:
         self._loop = asyncio.get_running_loop()
-        self._inner = VirtualRuntime()
+        self._inner = VirtualRuntime(nodes)
         self._faults = faults
         self._injections = injections
         self._links: dict[WorkerId, _Link] = {}
@@ -90,6 +91,9 @@ class LossyRuntime:
         await self._inner.close()
 
     # Listener of the inner runtime.
+
+    def nodes_seen(self, nodes: Sequence[Node]) -> None:
+        self._tell().nodes_seen(nodes)
 
     def waits(self, worker: WorkerId, why: str) -> None:
         self._tell().waits(worker, why)

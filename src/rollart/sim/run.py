@@ -17,6 +17,7 @@ from rollart.ports.prompts import PromptSource
 from rollart.ports.sink import EventSink
 from rollart.sim.checkpoints import SimCheckpoints
 from rollart.sim.loop import run_virtual
+from rollart.sim.nodes import needs_of
 from rollart.sim.prompts import CountingPrompts
 from rollart.sim.runtime import VirtualRuntime
 from rollart.sim.scenario import Scenario
@@ -24,6 +25,7 @@ from rollart.sim.store import SimStore
 from rollart.types.errors import RollartError
 from rollart.types.journal import JournalEvent
 from rollart.types.messages import Role
+from rollart.types.placement import NOTHING
 
 
 class Simulated(NamedTuple):
@@ -69,7 +71,7 @@ def parts(scenario: Scenario, journal: EventSink, checkpoints: SimCheckpoints | 
     """The simulated world, behind the ports. Must be built inside the running loop."""
     store = SimStore()
     return Parts(
-        runtime=VirtualRuntime(),
+        runtime=VirtualRuntime(scenario.world.nodes),
         sink=journal,
         workers=[
             *_engines(scenario, store),
@@ -108,8 +110,16 @@ def _engines(scenario: Scenario, store: SimStore) -> list[WorkerSpec]:
             **dict(world.engine),
         }
         specs += [
-            WorkerSpec(f"engine/{name}/{index}", Role.ENGINE, name, "rollart.sim.engine:SimEngine", settings, hardware)
-            for index in range(pool.engines)
+            WorkerSpec(
+                f"engine/{name}/{index}",
+                Role.ENGINE,
+                name,
+                "rollart.sim.engine:SimEngine",
+                settings,
+                hardware,
+                needs=needs_of(name) if world.nodes else NOTHING,
+            )
+            for index in range(pool.range.max)
         ]
     return specs
 
@@ -153,4 +163,6 @@ def _trainer(scenario: Scenario, store: SimStore, checkpoints: SimCheckpoints) -
         "store": store,
         "checkpoints": checkpoints,
     }
-    return WorkerSpec("trainer/0", Role.TRAINER, TRAINER, "rollart.sim.trainer:SimTrainer", settings)
+    pool = scenario.config.trainer.pool
+    needs = needs_of(pool) if world.nodes and pool else NOTHING
+    return WorkerSpec("trainer/0", Role.TRAINER, TRAINER, "rollart.sim.trainer:SimTrainer", settings, needs=needs)

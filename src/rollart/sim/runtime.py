@@ -10,10 +10,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rollart.policy.placement import Wait
 from rollart.ports.factory import load
 from rollart.ports.runtime import Listener
 from rollart.ports.worker import Worker
 from rollart.sim.loop import Alarm, VirtualLoop
+from rollart.sim.nodes import SimNodes
+from rollart.sim.scenario import NodeModel
 from rollart.types.errors import InvariantBroken, RequestError
 from rollart.types.ids import WorkerId
 from rollart.types.messages import Role, WorkerCommand
@@ -22,14 +25,19 @@ from rollart.types.placement import NOTHING, Needs
 logger = logging.getLogger(__name__)
 
 
+class NodeLost(Exception):
+    """The node of a worker is gone."""
+
+
 class _Hosted(Alarm):
     """A worker. `scheduled`: commands have arrived, and it is in the loop as its own alarm."""
 
-    __slots__ = ("id", "pending", "queued_at", "runtime", "scheduled", "timer", "wake_at", "worker")
+    __slots__ = ("id", "needs", "pending", "queued_at", "runtime", "scheduled", "timer", "wake_at", "worker")
 
-    def __init__(self, id: WorkerId, runtime: "VirtualRuntime") -> None:
+    def __init__(self, id: WorkerId, runtime: "VirtualRuntime", needs: Needs) -> None:
         super().__init__()
         self.id = id
+        self.needs = needs
         self.runtime = runtime
         self.worker: Worker | None = None
         self.pending: list[WorkerCommand] = []
@@ -58,9 +66,12 @@ class _Timer(Alarm):
 
 
 class VirtualRuntime:
-    """Hosts workers on the running virtual loop. Must be built inside it."""
+    """Hosts workers on the running virtual loop. Must be built inside it.
 
-    def __init__(self) -> None:
+    With `nodes`, workers that need something of a node wait until one has room for them.
+    """
+
+    def __init__(self, nodes: Sequence[NodeModel] = ()) -> None:
         loop = asyncio.get_running_loop()
         if not isinstance(loop, VirtualLoop):
             raise InvariantBroken("a virtual runtime needs a virtual loop")
@@ -68,9 +79,18 @@ class VirtualRuntime:
         self._hosted: dict[WorkerId, _Hosted] = {}
         self._known: set[WorkerId] = set()
         self._listener: Listener | None = None
+        self._models = nodes
+        self._nodes: SimNodes | None = None
+        """Set once there is a listener, if there are nodes."""
+        self._unplaced: dict[WorkerId, tuple[str, Mapping[str, Any]]] = {}
+        """Workers without a node: factory and settings."""
+        self._why: dict[WorkerId, str] = {}
+        """What they wait for, as the listener knows it."""
 
     def listen(self, listener: Listener) -> None:
         self._listener = listener
+        if self._models:
+            self._nodes = SimNodes(self._models, self._loop.call_at, self._node_drains, self._node_lost)
 
     def spawn(
         self,
@@ -80,15 +100,19 @@ class VirtualRuntime:
         settings: Mapping[str, Any],
         *,
         python: str = "",
-        needs: Needs = NOTHING,  # noqa: ARG002 - nothing is reserved
+        needs: Needs = NOTHING,
     ) -> None:
         if python:
             raise RequestError(f"worker {worker} cannot run with {python}: in virtual time there are no processes")
         if worker in self._known:
             raise InvariantBroken(f"worker id {worker} was used before; a restarted worker needs a new one")
         self._known.add(worker)
-        hosted = self._hosted[worker] = _Hosted(worker, self)
-        self._loop.call_soon(self._build, hosted, factory, settings)
+        hosted = self._hosted[worker] = _Hosted(worker, self, needs)
+        if self._nodes is None or not needs.resources:
+            self._loop.call_soon(self._build, hosted, factory, settings)
+            return
+        self._unplaced[worker] = (factory, settings)
+        self._loop.call_soon(self._place_waiting)
 
     def post(self, worker: WorkerId, commands: Sequence[WorkerCommand]) -> None:
         hosted = self._hosted.get(worker)
@@ -110,6 +134,37 @@ class VirtualRuntime:
         for worker in drained:
             self._tell().leaves(worker, "its node drains")
         return len(drained)
+
+    # Nodes.
+
+    def _place_waiting(self) -> None:
+        """Start the workers that have room by now, first come, first served."""
+        nodes = self._nodes
+        assert nodes is not None
+        for worker, (factory, settings) in list(self._unplaced.items()):
+            hosted = self._hosted[worker]
+            found = nodes.take(worker, hosted.needs)
+            if isinstance(found, Wait):
+                if self._why.get(worker) != found.why:
+                    self._why[worker] = found.why
+                    self._tell().waits(worker, found.why)
+                continue
+            del self._unplaced[worker]
+            self._why.pop(worker, None)
+            self._tell().placed(worker, found.name, "")
+            self._loop.call_soon(self._build, hosted, factory, settings)
+        self._tell().nodes_seen(nodes.now())
+
+    def _node_drains(self, workers: list[WorkerId]) -> None:
+        for worker in workers:
+            self._tell().leaves(worker, "its node drains")
+        self._place_waiting()
+
+    def _node_lost(self, workers: list[WorkerId]) -> None:
+        for worker in workers:
+            if worker in self._hosted:
+                self._die(self._hosted[worker], NodeLost("its node is gone"))
+        self._place_waiting()
 
     async def close(self) -> None:
         for worker in list(self._hosted):
@@ -173,6 +228,11 @@ class VirtualRuntime:
 
     def _release(self, hosted: _Hosted) -> None:
         hosted.wake_at = math.inf
+        self._unplaced.pop(hosted.id, None)
+        self._why.pop(hosted.id, None)
+        if self._nodes is not None and hosted.needs.resources:
+            self._nodes.give_back(hosted.id, hosted.needs)
+            self._loop.call_soon(self._place_waiting)
         worker, hosted.worker = hosted.worker, None
         if worker is not None:
             try:

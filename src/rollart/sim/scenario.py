@@ -52,6 +52,21 @@ class RewardModel(Strict):
     idle_s: float = Field(default=60.0, gt=0)
 
 
+class NodeModel(Strict):
+    """A node of a cluster that comes and goes. Without any, nothing is reserved and there is room for everything."""
+
+    pool: str
+    """The pool that it belongs to: its engines run here, and the trainer if that is its pool."""
+    engines: int = Field(default=1, gt=0)
+    """Engines that it has room for; the trainer takes as much as one."""
+    from_s: float = Field(default=0.0, ge=0)
+    """When it joins."""
+    until_s: float | None = Field(default=None, gt=0)
+    """When it is gone; by default it stays."""
+    notice_s: float = Field(default=0.0, ge=0)
+    """How long before that it drains; 0 = it dies without notice."""
+
+
 class World(Strict):
     """The table `[sim]`."""
 
@@ -63,6 +78,8 @@ class World(Strict):
     trainer: TrainerModel
     reward: RewardModel = RewardModel()
     tasks: dict[str, TaskProfile]
+    nodes: tuple[NodeModel, ...] = ()
+    """Nodes with room for engines; by default as many as it takes."""
 
     def model_profile(self) -> ModelProfile:
         if isinstance(self.model, ModelProfile):
@@ -92,6 +109,11 @@ class Scenario(Strict):
         self.world.hardware_class(self.world.trainer.hardware, "sim.trainer.hardware")
         for name in self.config.hardware_classes():
             self.world.hardware_class(name, f"pools.{name}")
+        for number, node in enumerate(self.world.nodes):
+            if node.pool not in self.config.pools:
+                raise ConfigError(
+                    f"sim.nodes.{number}.pool", f"no pool {node.pool!r}{did_you_mean(node.pool, self.config.pools)}"
+                )
         for task in self.config.tasks:
             if task not in self.world.tasks:
                 raise ConfigError(f"sim.tasks.{task}", "the task has no workload; describe it in this table")

@@ -88,6 +88,7 @@ def _edits(tables: Tables) -> Iterator[Edit]:
     yield from (partial(_at_most_steps, steps) for steps in range(1, tables["steps"]))
     yield from (partial(_one_engine, pool) for pool in tables["pools"])
     yield from (partial(_steady, pool) for pool in tables["pools"])
+    yield from (partial(_without_node, node) for node in tables["sim"].get("nodes", ()))
     yield _fit_batch
     for task in tables["tasks"]:
         yield from (partial(_edit_task, edit, task) for edit in _TASK_EDITS)
@@ -99,6 +100,12 @@ def _at_most_steps(steps: int, tables: Tables) -> None:
 
 def _one_engine(pool: str, tables: Tables) -> None:
     tables["pools"][pool]["engines"] = 1
+
+
+def _without_node(node: dict[str, Any], tables: Tables) -> None:
+    """Without a node that does not stay. The others keep their room for what must run."""
+    nodes = tables["sim"].get("nodes", [])
+    tables["sim"]["nodes"] = [other for other in nodes if other != node or "until_s" not in node]
 
 
 def _steady(pool: str, tables: Tables) -> None:

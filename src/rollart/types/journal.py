@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from rollart.types.affinity import AffinityCause, AffinityFigures, AffinityRules
+from rollart.types.elasticity import ElasticCause, ElasticFigures, ElasticRules
 from rollart.types.failures import FailureKind, StopReason
 from rollart.types.ids import ClaimId, GroupId, PromptId, TrajectoryId, WorkerId
 from rollart.types.messages import Role
@@ -56,6 +57,8 @@ class RunStarted(Event, frozen=True):
     """None unless tasks find their hardware class by measurement."""
     rewards: dict[str, tuple[RewardRule, ...]] = {}
     """Rewards of the tasks that have several, a group reward, a weight or a default."""
+    elasticity: ElasticRules | None = None
+    """None unless the number of a pool's engines may change."""
 
 
 class RunEnded(Event, frozen=True):
@@ -76,6 +79,7 @@ class RunResumed(Event, frozen=True):
     rules: GroupRules | None = None
     affinity: AffinityRules | None = None
     rewards: dict[str, tuple[RewardRule, ...]] = {}
+    elasticity: ElasticRules | None = None
 
 
 class EpochStarted(Event, frozen=True):
@@ -158,6 +162,35 @@ class WorkerLeft(Event, frozen=True):
 
     worker: WorkerId
     unfinished: bool = False
+
+
+class RoomChanged(Event, frozen=True):
+    """The nodes have room for this many engines of an elastic pool, those running included."""
+
+    pool: str
+    engines: int
+
+
+class EnginesChanged(Event, frozen=True):
+    """Engines of an elastic pool were added, or removed: then they leave once they have finished what they have."""
+
+    pool: str
+    cause: ElasticCause
+    before: int
+    after: int
+    changed: tuple[str, ...]
+    """Names of the engines that were added or removed, without their incarnation."""
+    why: str
+    figures: ElasticFigures
+    since: float
+    """Time from which on the reason has held."""
+
+
+class EnginesForgiven(Event, frozen=True):
+    """Engines of an elastic pool that were removed because they kept dying may be added again: a node has joined."""
+
+    pool: str
+    engines: tuple[str, ...]
 
 
 class WorkerDied(Event, frozen=True):
@@ -481,6 +514,9 @@ JournalEvent = (
     | WorkerJoined
     | WorkerLeaves
     | WorkerLeft
+    | RoomChanged
+    | EnginesChanged
+    | EnginesForgiven
     | WorkerDied
     | Quarantined
     | VersionPublished

@@ -8,7 +8,7 @@ from rollart.sim.runtime import VirtualRuntime
 from rollart.types.errors import RuntimeLost
 from rollart.types.ids import WorkerId
 from rollart.types.messages import Role, WorkerEvent, WorkerInfo
-from rollart.types.placement import NOTHING, Needs
+from rollart.types.placement import NOTHING, Needs, Node
 
 
 class Filter:
@@ -25,6 +25,9 @@ class Filter:
 
     def leaves(self, worker: WorkerId, why: str) -> None:
         self.listener.leaves(worker, why)
+
+    def nodes_seen(self, nodes: Sequence[Node]) -> None:
+        self.listener.nodes_seen(nodes)
 
     def joined(self, worker: WorkerId, info: WorkerInfo) -> None:
         self.listener.joined(worker, info)

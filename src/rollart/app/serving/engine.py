@@ -33,6 +33,7 @@ from rollart.types.messages import (
     WorkerEvent,
     WorkerInfo,
 )
+from rollart.types.placement import Node
 from rollart.types.tokens import LOGPROB, Generated, Segment
 
 ENGINE = "rollart.backends.engines.torch_engine:TorchEngine"
@@ -210,6 +211,8 @@ class ServingEngine:
     def placed(self, worker: WorkerId, node: str, why: str) -> None: ...
 
     def leaves(self, worker: WorkerId, why: str) -> None: ...
+
+    def nodes_seen(self, nodes: Sequence[Node]) -> None: ...
 
     def joined(self, worker: WorkerId, info: WorkerInfo) -> None:  # noqa: ARG002
         assert isinstance(info, EngineInfo)

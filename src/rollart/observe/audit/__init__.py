@@ -15,6 +15,7 @@ from the events below them and compared with what was recorded. One module per r
     waits         rule 6  every wait has an owner and every death an action
     liveness      rule 8  no longer from step to step than the bound that the run stated
     affinity      rule 9  automatic classes as the run says: recomputed, no flapping, no task left behind
+    elasticity    rule 10 pools grow and shrink as the run says, follow their nodes, and removed engines drain
 
 (Rule 7, determinism, is about two runs; the tests and `tools/same_journals.py` check it.)
 

@@ -11,6 +11,7 @@ import msgspec
 
 from rollart.types import journal as j
 from rollart.types.affinity import AffinityRules
+from rollart.types.elasticity import ElasticRules
 from rollart.types.ids import ClaimId, GroupId, TrajectoryId, WorkerId
 from rollart.types.messages import Role
 from rollart.types.versions import Version
@@ -116,6 +117,54 @@ class AffinityState(msgspec.Struct):
     """Trajectories that were spent on measuring, by task."""
 
 
+class ElasticPoolState(msgspec.Struct):
+    """What the audit knows of an elastic pool."""
+
+    wanted: int
+    active: list[str] = []
+    """Engines that run or are to run, without their incarnation."""
+    opening: bool = True
+    """Whether its first engines may still start."""
+    workers: dict[WorkerId, float | None] = {}
+    """Living engines, and since when those that leave do so."""
+    given_up: list[str] = []
+    """Engines that were removed because they kept dying."""
+    room: int | None = None
+    sign: int = 0
+    """1 if it should have more engines for its nodes, -1 if fewer, ..."""
+    sign_since: float = -math.inf
+    """... and since when."""
+    held_since: float = -math.inf
+    """The same, without interruptions of less than a tick, which the policy may not have seen."""
+    ended: dict[int, tuple[float, float]] = {}
+    """By sign: since when it held the last time, and until when."""
+    direction: int = 0
+    """1 if it last grew for training, -1 if it shrank."""
+    turns: int = 0
+    held_until: float = -math.inf
+    steps: list[tuple[float, ...]] = []
+    """The last whole steps since the last change: `policy.elasticity.StepUse`."""
+    fresh: bool = False
+
+
+class ElasticState(msgspec.Struct):
+    """What the audit knows of the elastic pools of a run."""
+
+    rules: ElasticRules
+    pools: dict[str, ElasticPoolState]
+    changed_at: float
+    """When a pool changed last."""
+    waiting: dict[WorkerId, float] = {}
+    """Workers of other pools that wait for a node, and since when."""
+    waited_at: float = -math.inf
+    """When one of them ceased to wait."""
+    trainer_waits_since: dict[WorkerId, float] = {}
+    must_leave: list[WorkerId] = []
+    """Removed engines that have not begun to leave."""
+    step: dict[str, j.PoolTime] | None = None
+    """Use of time of the last step, while it is being read."""
+
+
 class AuditState(msgspec.Struct, kw_only=True):
     """The whole memory of an audit; see the module."""
 
@@ -194,6 +243,10 @@ class AuditState(msgspec.Struct, kw_only=True):
     # affinity
     affinity: AffinityState | None = None
     """None unless tasks find their hardware class by measurement."""
+
+    # elasticity
+    elastic: ElasticState | None = None
+    """None unless the number of a pool's engines may change."""
 
     def wrong(self, rule: int, what: str) -> None:
         """Report a violation at the current event."""
