@@ -7,7 +7,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rollart.app.api import HeldOut, Result, Task, run, tiny_model
+    from rollart.app.api import HeldOut, Result, Task, run, sft, tiny_model
+    from rollart.app.sft import SftResult
     from rollart.app.step_callback import Stop
     from rollart.config.schema import RunConfig
     from rollart.observe.steps import StepRecord
@@ -29,6 +30,7 @@ __all__ = [
     "RollartError",
     "RunConfig",
     "RunError",
+    "SftResult",
     "StepRecord",
     "Stop",
     "Task",
@@ -36,11 +38,13 @@ __all__ = [
     "TextStep",
     "Transcript",
     "run",
+    "sft",
     "tiny_model",
 ]
 
 _HOMES = {
-    "app.api": ("HeldOut", "Result", "Task", "run", "tiny_model"),
+    "app.api": ("HeldOut", "Result", "Task", "run", "sft", "tiny_model"),
+    "app.sft": ("SftResult",),
     "app.step_callback": ("Stop",),
     "config.schema": ("RunConfig",),
     "observe.steps": ("StepRecord",),

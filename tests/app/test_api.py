@@ -30,7 +30,8 @@ def judged(t: api.Transcript) -> float:
 def test_the_public_names() -> None:
     assert set(api.__all__) == {
         "ConfigError", "Group", "HeldOut", "Member", "Prompt", "RequestError", "Result", "RollartError", "RunConfig",
-        "RunError", "StepRecord", "Stop", "Task", "TextEnvironment", "TextStep", "Transcript", "run", "tiny_model",
+        "RunError", "SftResult", "StepRecord", "Stop", "Task", "TextEnvironment", "TextStep", "Transcript", "run",
+        "sft", "tiny_model",
     }  # fmt: skip
     assert all(getattr(api, name) is not None for name in api.__all__)
     assert set(api.__all__) <= set(dir(api))

@@ -146,7 +146,7 @@ def carry_out(
         if cluster is not None:
             for reason in check_placement(plan.config, resumed=plan.folder is not None):
                 say(f"waits for nodes: {reason}")
-        folder = _new_folder(out, plan.config) if plan.folder is None else plan.folder
+        folder = free_folder(out, plan.config.name, plan.config) if plan.folder is None else plan.folder
         if cluster is not None:
             cluster.advice = _go_on(folder)
         callback = load(plan.config.on_step) if on_step is None and plan.config.on_step else on_step
@@ -289,11 +289,11 @@ def _read_tables(folder: Path) -> dict[str, Any]:
         raise RequestError(f"{path} is damaged ({error}); give the folder of a run") from error
 
 
-def _new_folder(out: Path | None, config: RunConfig) -> Path:
-    """Create the folder of a new run, with its config; existing files are never overwritten."""
+def free_folder(out: Path | None, name: str, config: RunConfig) -> Path:
+    """Create a new folder, `out` or one below `runs`, with the config; existing files are never overwritten."""
     if out is not None and not _is_free(out):
         raise RequestError(f"--out {out}: is not an empty folder; name a new one, existing files are not overwritten")
-    folder = _free_name(config.name) if out is None else out
+    folder = _free_name(name) if out is None else out
     try:
         folder.mkdir(parents=True, exist_ok=out is not None)
         write_config(folder, config.model_dump_json(indent=2) + "\n")

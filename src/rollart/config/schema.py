@@ -10,6 +10,7 @@ from rollart.config.algorithm import AlgorithmSettings
 from rollart.config.base import Strict
 from rollart.config.injection import Injections, Slowdowns
 from rollart.config.modes import MODES, Mode, ModeSettings
+from rollart.config.sft import SftSettings
 from rollart.config.suggest import did_you_mean
 from rollart.config.training import KEEP_CHECKPOINTS, TrainerSettings
 from rollart.types.errors import ConfigError
@@ -293,6 +294,8 @@ class RunConfig(Strict):
     affinity: AffinitySettings = AffinitySettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     trainer: TrainerSettings = TrainerSettings()
+    sft: SftSettings = SftSettings()
+    """Supervised training before this run, by `rollart sft`."""
     deadlines: Deadlines = Deadlines()
     model: str | dict[str, Any] = Field(default_factory=dict)
     """A checkpoint folder, or `config` for a model from scratch (real runs).
