@@ -7,7 +7,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rollart.app.api import HeldOut, Result, run, tiny_model
+    from rollart.app.api import HeldOut, Result, run, sft, tiny_model
+    from rollart.app.sft import SftResult
     from rollart.app.step_callback import Stop
     from rollart.app.task import Task, mcp
     from rollart.config.schema import RunConfig
@@ -31,6 +32,7 @@ __all__ = [
     "RollartError",
     "RunConfig",
     "RunError",
+    "SftResult",
     "StepRecord",
     "Stop",
     "Task",
@@ -39,11 +41,13 @@ __all__ = [
     "Transcript",
     "mcp",
     "run",
+    "sft",
     "tiny_model",
 ]
 
 _HOMES = {
-    "app.api": ("HeldOut", "Result", "run", "tiny_model"),
+    "app.api": ("HeldOut", "Result", "run", "sft", "tiny_model"),
+    "app.sft": ("SftResult",),
     "app.step_callback": ("Stop",),
     "app.task": ("Task", "mcp"),
     "config.schema": ("RunConfig",),

@@ -30,8 +30,8 @@ def judged(t: api.Transcript) -> float:
 def test_the_public_names() -> None:
     assert set(api.__all__) == {
         "ConfigError", "EnvironmentFault", "Group", "HeldOut", "Member", "Prompt", "RequestError", "Result",
-        "RollartError", "RunConfig", "RunError", "StepRecord", "Stop", "Task", "TextEnvironment", "TextStep",
-        "Transcript", "mcp", "run", "tiny_model",
+        "RollartError", "RunConfig", "RunError", "SftResult", "StepRecord", "Stop", "Task", "TextEnvironment",
+        "TextStep", "Transcript", "mcp", "run", "sft", "tiny_model",
     }  # fmt: skip
     assert all(getattr(api, name) is not None for name in api.__all__)
     assert set(api.__all__) <= set(dir(api))

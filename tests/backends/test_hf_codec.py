@@ -161,6 +161,15 @@ def test_unknown_text_is_no_marker(tmp_path):
     assert codec.answer("go away") == [1, 0, codec.stop_tokens[0]]
 
 
+def test_a_written_answer_has_the_markers_that_a_model_would_sample(tmp_path):
+    """`<tool_call>` is one token when a model says it, and text when an environment does."""
+    codec, whole = HfCodec(chat_folder(tmp_path)), merging_tokenizer()
+    text = "go <tool_call>left<tool_call>"
+    assert codec.answer(text)[:-1] == whole.encode(text, add_special_tokens=False).ids
+    assert codec.answer(text).count(whole.token_to_id("<tool_call>")) == 2
+    assert whole.token_to_id("<tool_call>") not in codec.render(text, first=False)
+
+
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
     with pytest.raises(RequestError, match=r"no tokenizer\.json"):
         HfCodec(str(tmp_path))

@@ -5,14 +5,16 @@ raises the errors that the command would print (`rollart.types.errors`), and nev
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollart.app.checkpoints import newest_folder
 from rollart.app.interruption import in_own_thread
+from rollart.app.naming import factory_path
 from rollart.app.running import RuntimeKind, Tables, carry_out, new_run, read_config, require, resumed_run, say
+from rollart.app.sft import SftResult, resume_sft, start_sft
 from rollart.app.step_callback import StepCallback, check_callback
 from rollart.app.task import plain
 from rollart.config.load import load_toml
@@ -101,6 +103,31 @@ def run(
     else:
         folder, report = carry_out(plan, kind, place, address=address, on_step=callback)
     return Result(folder, report, newest_folder(read_config(folder), folder))
+
+
+def sft(
+    config: Mapping[str, Any] | RunConfig | Path | str | None = None,
+    *,
+    demonstrations: str | Path | Callable[..., str] | Sequence[str | Path | Callable[..., str]] = (),
+    out: Path | str | None = None,
+    resume: Path | str | None = None,
+    **changes: Any,
+) -> SftResult:
+    """Train on demonstrations and return the outcome; its `model` is that of a run.
+
+    `demonstrations`: JSON-lines files, folders of runs, or players, which are functions; "TASK=SOURCE" for one of
+    several tasks. `config` and `changes` as in `run`; the settings are `sft={"steps": 200}`. `resume` is the folder of
+    a training to continue.
+    """
+    _check_caller()
+    require(RuntimeKind.INLINE)
+    if resume is not None:
+        if config is not None or out is not None or demonstrations or changes:
+            raise RequestError("resume uses the config and the demonstrations of the folder; omit everything else")
+        return resume_sft(Path(resume), say)
+    given = [demonstrations] if isinstance(demonstrations, str | Path) or callable(demonstrations) else demonstrations
+    sources = [factory_path(each) if callable(each) else str(each) for each in given]
+    return start_sft(merged(_tables(config), changes), sources, None if out is None else Path(out), say)
 
 
 def tiny_model(vocabulary: int = BYTE_VOCABULARY) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from rollart.backends.environments.hf_codec import HfCodec
-from rollart.backends.trainers.cold_start import ColdStartSettings, Report, Turns, cold_start, silent
+from rollart.backends.trainers.cold_start import ColdStartSettings, Report, cold_start, silent
+from rollart.backends.trainers.supervised import Turns
 from rollart.config.suggest import did_you_mean
 from rollart.tasks.builtin import BUILT_IN, transcripts
 from rollart.tasks.tokenizer import build_tokenizer, tokenizer_files

@@ -153,7 +153,7 @@ def carry_out(
                 say(f"waits for nodes: {reason}")
         folder = plan.folder
         if folder is None:
-            folder = _new_folder(out, plan.config)
+            folder = free_folder(out, plan.config.name, plan.config)
             plan = Plan(located(keep_rows(plan.config, folder), folder))
         if cluster is not None:
             cluster.advice = _go_on(folder)
@@ -297,11 +297,11 @@ def _read_tables(folder: Path) -> dict[str, Any]:
         raise RequestError(f"{path} is damaged ({error}); give the folder of a run") from error
 
 
-def _new_folder(out: Path | None, config: RunConfig) -> Path:
-    """Create the folder of a new run, with its config; existing files are never overwritten."""
+def free_folder(out: Path | None, name: str, config: RunConfig) -> Path:
+    """Create a new folder, `out` or one below `runs`, with the config; existing files are never overwritten."""
     if out is not None and not _is_free(out):
         raise RequestError(f"--out {out}: is not an empty folder; name a new one, existing files are not overwritten")
-    folder = _free_name(config.name) if out is None else out
+    folder = _free_name(name) if out is None else out
     try:
         folder.mkdir(parents=True, exist_ok=out is not None)
         write_config(folder, keep_rows(config, folder).model_dump_json(indent=2) + "\n")

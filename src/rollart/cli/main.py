@@ -16,6 +16,7 @@ from rollart.cli.fuzz import fuzz
 from rollart.cli.report import report
 from rollart.cli.reward import app as reward
 from rollart.cli.serve import serve
+from rollart.cli.sft import sft
 from rollart.cli.sim import sim
 from rollart.cli.train import train
 from rollart.types.errors import RequestError, RollartError
@@ -39,6 +40,7 @@ app.command()(fuzz)
 app.command()(audit)
 app.command()(report)
 app.command()(train)
+app.command()(sft)
 app.command("eval")(evaluate)
 app.command()(serve)
 app.command()(doctor)

@@ -15,6 +15,7 @@ from rollart.config.injection import Injections, Slowdowns
 from rollart.config.modes import MODES, Mode, ModeSettings
 from rollart.config.reward_place import RewardPlace
 from rollart.config.rows import Rows
+from rollart.config.sft import SftSettings
 from rollart.config.suggest import did_you_mean
 from rollart.config.tools import Mcp
 from rollart.config.training import KEEP_CHECKPOINTS, TrainerSettings
@@ -367,6 +368,8 @@ class RunConfig(Strict):
     elasticity: ElasticitySettings = ElasticitySettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     trainer: TrainerSettings = TrainerSettings()
+    sft: SftSettings = SftSettings()
+    """Supervised training before this run, by `rollart sft`."""
     deadlines: Deadlines = Deadlines()
     model: str | dict[str, Any] = Field(default_factory=dict)
     """A checkpoint folder, or `config` for a model from scratch (real runs).

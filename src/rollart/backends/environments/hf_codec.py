@@ -12,6 +12,7 @@ The pieces around the content are found by rendering probe messages when the cod
 
 import datetime
 import json
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -54,6 +55,7 @@ class HfCodec:
             raise RequestError(f"{folder!r} has no tokenizer.json; give a folder with a checkpoint and its tokenizer")
         self._tokenizer = Tokenizer.from_file(str(path))
         self._plain, self._markers = without_markers(path)
+        self._spoken = spoken_markers(path)
         self._folder = folder
         self._template = template = ChatTemplate(folder)
         pieces = _take_apart(folder, template)
@@ -79,8 +81,14 @@ class HfCodec:
         return str(self._tokenizer.decode(list(action), skip_special_tokens=True))
 
     def answer(self, text: str) -> list[int]:
-        """Tokens of a written (not sampled) answer, with its end token: for supervised training on transcripts."""
-        return [*self._content(text), self.stop_tokens[0]]
+        """Tokens of a written (not sampled) answer, with its end token: for supervised training on transcripts.
+
+        Markers that `text` shows, such as `<tool_call>`, are read as markers: a model samples them as one token.
+        """
+        ids: list[int] = []
+        for part in re.split(f"({'|'.join(map(re.escape, self._spoken))})", text) if self._spoken else [text]:
+            ids += [self._spoken[part]] if part in self._spoken else self._content(part)
+        return [*ids, self.stop_tokens[0]]
 
     def dialogue(self, tools: Sequence[ToolSchema]) -> HfDialogue:
         """A conversation of messages, as the template renders them."""
@@ -130,6 +138,13 @@ def without_markers(path: Path) -> tuple[Tokenizer, frozenset[int]]:
                 "speak for the agent. Use a tokenizer whose markers are not in its model's vocabulary."
             )
     return plain, markers
+
+
+def spoken_markers(path: Path) -> dict[str, int]:
+    """Added tokens that decoding shows, such as `<tool_call>`, the longest first, with their ids."""
+    added = json.loads(path.read_text(encoding="utf-8"))["added_tokens"]
+    shown = {str(token["content"]): int(token["id"]) for token in added if not token["special"]}
+    return dict(sorted(shown.items(), key=lambda each: -len(each[0])))
 
 
 def _role_of_tools(template: ChatTemplate) -> str:

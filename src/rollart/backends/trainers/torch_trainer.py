@@ -79,7 +79,7 @@ class TorchTrainerSettings(TrainerWorkerSettings):
     """The `RankStarter` of its ranks; None = child processes."""
 
 
-class _Update(NamedTuple):
+class Update(NamedTuple):
     """Result of one optimiser step."""
 
     metrics: dict[str, float]
@@ -147,14 +147,7 @@ class TorchTrainer(TrainerWorker):
         self._skipped_in_a_row = 0
         critic = own.algorithm.critic()
         self._critic = None if critic is None else self._build_critic(critic)
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.AdamW(
-            trained,
-            lr=own.trainer.learning_rate,
-            weight_decay=own.trainer.weight_decay,
-            betas=own.trainer.betas,
-            fused=True,
-        )
+        optimizer = self._optimizer_of({name: each for name, each in model.named_parameters() if each.requires_grad})
         layout = None if self._adapter is None else self._adapter.layout()
         super().__init__(own, model, optimizer, layout=layout, wake=wake)
 
@@ -170,6 +163,12 @@ class TorchTrainer(TrainerWorker):
             temperature=own.temperature,
             compute=getattr(torch, own.trainer.dtype),
             gradient_checkpointing=own.trainer.gradient_checkpointing,
+        )
+
+    def _optimizer_of(self, parameters: Mapping[str, torch.nn.Parameter]) -> torch.optim.Optimizer:
+        own = self._settings.trainer
+        return torch.optim.AdamW(
+            list(parameters.values()), lr=own.learning_rate, weight_decay=own.weight_decay, betas=own.betas, fused=True
         )
 
     def _build_critic(self, settings: CriticSettings) -> Critic:
@@ -361,7 +360,7 @@ class TorchTrainer(TrainerWorker):
 
     # --- one optimiser step
 
-    def _update(self, train: Train, step: Step, share: float) -> _Update:
+    def _update(self, train: Train, step: Step, share: float) -> Update:
         """Train on one mini-batch."""
         own = self._settings
         self._clear()
@@ -384,7 +383,7 @@ class TorchTrainer(TrainerWorker):
             self._apply(share)
         self._clear()
         parts = step.moving, step.still
-        return _Update(summary, skipped_for, sum(part.batches for part in parts), sum(part.tokens for part in parts))
+        return Update(summary, skipped_for, sum(part.batches for part in parts), sum(part.tokens for part in parts))
 
     def _passes(self, part: Part, step: Step) -> Metrics:
         """Forward and, where gradients are enabled, backward over this rank's micro-batches of a part."""
@@ -496,7 +495,7 @@ def _problem(row: Item) -> str:
     return ""
 
 
-def _mean(updates: Sequence[_Update]) -> dict[str, float]:
+def _mean(updates: Sequence[Update]) -> dict[str, float]:
     """Mean over the steps of a claim. A claim without trained tokens is reported as a step that changes nothing."""
     metrics = {"loss": 0.0, "ratio_mean": 0.0, "mismatch": 0.0, "grad_norm": 0.0}
     for name in {name: None for update in updates for name in update.metrics}:

@@ -1,0 +1,269 @@
+"""Demonstrations for supervised training: read from files and runs, or played by a script, and turned into tokens.
+
+    SOURCE, or TASK=SOURCE
+
+    demos.jsonl        a JSON object per line: a transcript (the JSON form of `rollart.Transcript`), or chat `messages`;
+                       a `reward` beside them is that of the demonstration
+    runs/first         the transcripts that a run has kept
+    solve.py:player    a function that plays the task (`players`)
+
+Invariant: tokens are those of a rollout with the same texts: observations are rendered and answers end as the codec
+does it, and a played episode went through the same environment host.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from rollart.app.compose import codec_factory, codec_of
+from rollart.app.players import Stage, Turns
+from rollart.app.run_folder import CONFIG, TRANSCRIPTS
+from rollart.app.task_checks import prompts_of
+from rollart.app.transcript_store import read_transcripts
+from rollart.backends.environments.chat import ChatTask
+from rollart.backends.environments.chat_template import NotRendered
+from rollart.backends.environments.codec import Codec
+from rollart.backends.environments.conversation import HfConversations
+from rollart.backends.environments.dialogue import open_dialogue
+from rollart.config.schema import RunConfig
+from rollart.config.suggest import did_you_mean
+from rollart.ports.factory import load
+from rollart.types.errors import Fault, RequestError
+from rollart.types.trajectory import TRAINABLE, Purpose
+from rollart.types.transcript import Transcript
+
+PROMPT_SIDE = ("user", "system", "tool", "developer")
+
+
+class Demonstration(NamedTuple):
+    """One transcript, in tokens."""
+
+    task: str
+    sequences: list[Turns]
+    reward: float | None
+
+
+class TeachingCodec(Codec, Protocol):
+    """A codec that also encodes answers."""
+
+    def answer(self, text: str) -> list[int]:
+        """Tokens of a written answer, with its end token."""
+        ...
+
+
+def teaching_codec(config: RunConfig) -> TeachingCodec:
+    codec: Any = codec_of(config)
+    if not callable(getattr(codec, "answer", None)):
+        raise RequestError(
+            f"the codec {codec_factory(config)[0]} cannot encode answers; add a method answer(text) that returns the "
+            "tokens of an answer with its end token"
+        )
+    return codec  # type: ignore[no-any-return]
+
+
+def read_demonstrations(config: RunConfig, sources: Sequence[str], say: Callable[[str], None]) -> list[Demonstration]:
+    """All demonstrations with enough reward, cut to what fits into a context."""
+    codec = teaching_codec(config)
+    found: list[Demonstration] = []
+    for source in sources:
+        read = list(_read(config, codec, source))
+        least = config.sft.min_reward
+        kept = [each for each in read if least is None or (each.reward is not None and each.reward >= least)]
+        dropped = f", {len(read) - len(kept)} below a reward of {least:g} left out" if least is not None else ""
+        say(f"{source}: {len(kept)} demonstrations{dropped}")
+        found += kept
+    whole = [each for each in (_fitting(config, each) for each in found) if each.sequences]
+    turns = [sum(map(len, each.sequences)) for each in found]
+    lost = sum(turns) - sum(sum(map(len, each.sequences)) for each in whole)
+    if lost:
+        say(f"{lost} of {sum(turns)} turns are beyond max_context and left out")
+    if not whole:
+        raise RequestError("there are no demonstrations with answers to train on; check the source and sft.min_reward")
+    return whole
+
+
+def _read(config: RunConfig, codec: TeachingCodec, source: str) -> Iterator[Demonstration]:
+    named, equals, rest = source.partition("=")
+    task = named if equals and named in config.tasks else ""
+    if equals and not task and not Path(source).exists():
+        raise RequestError(
+            f"--demonstrations {source}: there is no task {named!r}{did_you_mean(named, config.tasks)}; tasks are "
+            f"{', '.join(config.tasks)}"
+        )
+    place = rest if task else source
+    path = Path(place)
+    if path.is_dir():
+        return _of_run(config, codec, path, task)
+    if path.is_file():
+        return _of_file(config, codec, path, task)
+    if all(place.rpartition(":")) and not place.endswith(".jsonl"):
+        return _of_player(config, codec, place, _the_task(config, task, source))
+    raise RequestError(
+        f"--demonstrations {source}: there is no such file or folder; give a JSON-lines file, the folder of a run, or "
+        "a player such as solve.py:player"
+    )
+
+
+def _the_task(config: RunConfig, task: str, source: str) -> str:
+    if not task and len(config.tasks) > 1:
+        raise RequestError(
+            f"--demonstrations {source}: the config has several tasks ({', '.join(config.tasks)}); name one, as in "
+            f"{next(iter(config.tasks))}={source}"
+        )
+    return task or next(iter(config.tasks))
+
+
+# --- played ---------------------------------------------------------------------------------------------------------
+
+
+def _of_player(config: RunConfig, codec: TeachingCodec, path: str, task: str) -> Iterator[Demonstration]:
+    player = load(path)
+    prompts = prompts_of(config, task, held_out=False)
+    with Stage(config, task, codec.answer) as stage:
+        for _ in range(config.sft.episodes):
+            played = stage.play(prompts.next(), player, config.seed)
+            yield Demonstration(task, played.sequences, played.reward)
+
+
+# --- read -----------------------------------------------------------------------------------------------------------
+
+
+def _of_run(config: RunConfig, codec: TeachingCodec, run: Path, task: str) -> Iterator[Demonstration]:
+    if not (run / CONFIG).is_file():
+        raise RequestError(f"--demonstrations {run}: it has no {CONFIG}; give the folder of a run")
+    if config.sft.min_reward is None:
+        raise RequestError(
+            f"--demonstrations {run}: a run has good and bad transcripts; say which to imitate with sft.min_reward"
+        )
+    for stored in read_transcripts(run / TRANSCRIPTS):
+        wanted = task in ("", stored.task) and stored.task in config.tasks
+        if wanted and stored.purpose is Purpose.TRAIN and stored.outcome in TRAINABLE:
+            transcript = stored.transcript()
+            if not transcript.cut:
+                yield Demonstration(stored.task, _tokens_of(config, codec, transcript), stored.reward)
+
+
+def _of_file(config: RunConfig, codec: TeachingCodec, path: Path, task: str) -> Iterator[Demonstration]:
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            fields = json.loads(line)
+        except ValueError as error:
+            raise RequestError(f"{where} is not JSON: {error}") from error
+        if not isinstance(fields, dict):
+            raise RequestError(f"{where} is a {type(fields).__name__}; it must be an object")
+        own = task or str(fields.get("task") or _the_task(config, "", str(path)))
+        if own not in config.tasks:
+            raise RequestError(
+                f"{where}: there is no task {own!r}{did_you_mean(own, config.tasks)}; tasks are "
+                f"{', '.join(config.tasks)}"
+            )
+        reward = fields.pop("reward", None)
+        try:
+            if "messages" in fields:
+                yield Demonstration(own, [_of_messages(config, codec, fields["messages"])], reward)
+                continue
+            whole = {"task": own, "trajectory": number, "prompt_id": str(number), "seed": 0, "member": 0} | fields
+            transcript = msgspec.convert(whole, Transcript, strict=False)
+            given = transcript.earned if reward is None else float(reward)
+            yield Demonstration(own, _tokens_of(config, codec, transcript), given)
+        except (msgspec.ValidationError, Fault, NotRendered, ValueError) as error:
+            raise RequestError(f"{where}: {error}") from error
+
+
+def _tokens_of(config: RunConfig, codec: TeachingCodec, transcript: Transcript) -> list[Turns]:
+    settings = config.tasks[transcript.task]
+    if settings.environment:
+        return rendered(codec, transcript)
+    if len(transcript.turns) > 1:
+        raise RequestError(
+            f"the transcript of prompt {transcript.prompt_id} has results of tools, which transcripts keep as text "
+            "only; give conversations as `messages`, or a player"
+        )
+    chat = ChatTask(settings, codec)
+    try:
+        seen = open_dialogue(codec, chat.offered).observe(chat.messages(transcript.prompt)).tokens
+    finally:
+        chat.close()
+    return [[(seen, codec.answer(turn.action)) for turn in transcript.turns]]
+
+
+def rendered(codec: TeachingCodec, transcript: Transcript) -> list[Turns]:
+    """Tokens of a transcript, exactly as an agent would have seen and said them: a list per context."""
+    sequences: list[Turns] = []
+    for turn in transcript.turns:
+        first = not sequences or turn.fresh_context
+        if first:
+            sequences.append([])
+        sequences[-1].append((codec.render(turn.observation, first), codec.answer(turn.action)))
+    return sequences
+
+
+def _of_messages(config: RunConfig, codec: TeachingCodec, messages: Any) -> Turns:
+    """Tokens of a conversation. A folder's chat template renders any roles; other codecs take turns of user and
+    assistant."""
+    said = [_message(each) for each in messages]
+    factory, settings = codec_factory(config)
+    if "folder" in settings:
+        return _by_template(HfConversations(Path(settings["folder"])), codec, said)
+    turns: Turns = []
+    for at in range(0, len(said) - 1, 2):
+        (asks, observation), (answers, answer) = said[at : at + 2]
+        if (asks, answers) != ("user", "assistant"):
+            raise ValueError(
+                f"messages {at} and {at + 1} are of {asks} and {answers}; the codec {factory} takes turns of user and "
+                "assistant only"
+            )
+        turns.append((codec.render(observation, not turns), codec.answer(answer)))
+    return turns
+
+
+def _by_template(template: HfConversations, codec: TeachingCodec, said: Sequence[tuple[str, str]]) -> Turns:
+    turns: Turns = []
+    log: list[int] = []
+    for at, (role, content) in enumerate(said):
+        if role != "assistant":
+            continue
+        tokens = template.render(said[:at])
+        if tokens[: len(log)] != log:
+            raise ValueError(
+                f"the chat template renders the conversation before message {at} otherwise than it went: it rewrites "
+                "earlier messages. Split the conversation there"
+            )
+        answer = codec.answer(content)
+        turns.append((tokens[len(log) :], answer))
+        log = [*tokens, *answer]
+    return turns
+
+
+def _message(message: Any) -> tuple[str, str]:
+    if not (isinstance(message, dict) and isinstance(message.get("content"), str)):
+        raise ValueError(f"{message!r} is not a message; it needs a role and a text as its content")
+    role = message.get("role")
+    if role != "assistant" and role not in PROMPT_SIDE:
+        raise ValueError(f"a message has the role {role!r}; roles are assistant, {', '.join(PROMPT_SIDE)}")
+    return str(role), message["content"]
+
+
+def _fitting(config: RunConfig, demonstration: Demonstration) -> Demonstration:
+    """Without the turns that do not fit into a context."""
+    most = config.tasks[demonstration.task].max_context
+    sequences = []
+    for turns in demonstration.sequences:
+        ends = _ends(turns)
+        sequences.append([turn for turn, end in zip(turns, ends, strict=True) if end <= most])
+    return demonstration._replace(sequences=[turns for turns in sequences if turns])
+
+
+def _ends(turns: Iterable[tuple[list[int], list[int]]]) -> list[int]:
+    """Length of the context after each turn."""
+    length, ends = 0, []
+    for observed, answered in turns:
+        length += len(observed) + len(answered)
+        ends.append(length)
+    return ends
