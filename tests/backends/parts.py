@@ -11,7 +11,8 @@ from rollart.backends.models import build_model
 from rollart.backends.stores.memory import MemoryStore
 from rollart.backends.stores.tensors import pack
 from rollart.ports.worker import Worker
-from rollart.types.messages import Stage, Staged, StageFailed, WorkerCommand, WorkerEvent
+from rollart.types.messages import FunctionsUsed, Stage, Staged, StageFailed, WorkerCommand, WorkerEvent
+from rollart.types.reward_use import RewardUse, add_uses
 from rollart.types.versions import Version
 from rollart.types.weights import Manifest
 
@@ -105,6 +106,24 @@ class Driver:
     def take(self) -> list[WorkerEvent]:
         events, self.events = self.events, []
         return events
+
+
+class RewardDriver(Driver):
+    """Drives a reward worker. What its answers took is added up apart from them, by reward."""
+
+    def __init__(
+        self, factory: Callable[[Mapping[str, Any], Callable[[], None]], Worker], settings: Mapping[str, Any]
+    ) -> None:
+        super().__init__(factory, settings)
+        self.uses: dict[str, RewardUse] = {}
+
+    def slice(self) -> float | None:
+        wake_at = super().slice()
+        for event in self.events:
+            if isinstance(event, FunctionsUsed):
+                add_uses(self.uses, event.uses)
+        self.events = [event for event in self.events if not isinstance(event, FunctionsUsed)]
+        return wake_at
 
 
 def end_threads(task: str) -> None:

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from parts import PATIENCE_S, Driver
+from parts import PATIENCE_S, RewardDriver
 
 from rollart.backends.rewards.functions import episode_return
 from rollart.backends.rewards.host import RewardHost
@@ -62,7 +62,7 @@ def of_group(key, *rewards):
 
 
 def host(function=f"{__name__}:judge", **settings):
-    return Driver(RewardHost, {"function": function, **settings})
+    return RewardDriver(RewardHost, {"function": function, **settings})
 
 
 def test_the_return_is_the_sum_of_the_rewards():

@@ -395,6 +395,23 @@ def test_a_task_has_the_sum_of_the_turns_unless_it_names_another_reward() -> Non
     ]
 
 
+def test_a_reward_runs_in_threads_unless_it_names_another_place() -> None:
+    given = rewards("a:b", {"function": "c:d", "run": "processes", "slots": 2}, {"name": "e", "run": "https://h/e?v=1"})
+    places = config(**given).tasks["maze"].all_rewards
+    assert [(each.run, each.concurrency, each.remote) for each in places] == [
+        ("threads", 4, False),
+        ("processes", 2, False),
+        ("https://h/e?v=1", 64, True),
+    ]
+
+
+@pytest.mark.parametrize(("pattern", "why"), [("(", "not a regular expression"), ("x*", "matches the empty text")])
+def test_patterns_that_cannot_be_redacted_are_refused(pattern: str, why: str) -> None:
+    error = refused(redact=["key-[0-9]+", pattern])
+    assert error.path == "redact.1"
+    assert why in str(error)
+
+
 def test_rewards_are_named_after_their_functions() -> None:
     task = config(**rewards("mine.py:correct", "judges:Judge.kind", {"function": "x:y", "name": "z"})).tasks["maze"]
     assert [reward.label for reward in task.all_rewards] == ["correct", "kind", "z"]
@@ -411,6 +428,21 @@ def test_rewards_are_named_after_their_functions() -> None:
         (rewards({"function": "a:b", "weihgt": 0}), "tasks.maze.rewards.0.weihgt", "did you mean weight"),
         (rewards({"function": "a:b", "weight": math.inf}), "tasks.maze.rewards.0.weight", "finite"),
         (rewards({"function": "a:b", "deadline_s": 0}), "tasks.maze.rewards.0.deadline_s", "greater than 0"),
+        (rewards({"function": "a:b", "run": "thread"}), "tasks.maze.rewards.0.run", "did you mean threads"),
+        (rewards({"function": "a:b", "run": "https://"}), "tasks.maze.rewards.0.run", "names no host"),
+        (rewards({"function": "a:b", "run": "https://h:x/"}), "tasks.maze.rewards.0.run", "is not a URL"),
+        (rewards({"function": "a:b", "run": "https://u:p@h/"}), "tasks.maze.rewards.0.run", "environment variable"),
+        (rewards({"function": "a:b", "run": "https://h/#x"}), "tasks.maze.rewards.0.run", "never sent"),
+        (rewards({"function": "a:b", "batch": 4}), "tasks.maze.rewards.0.batch", "behind a URL"),
+        (rewards({"function": "a:b", "cpus": 2}), "tasks.maze.rewards.0.cpus", "for actors"),
+        (rewards({"function": "a:b", "slots": 0}), "tasks.maze.rewards.0.slots", "greater than or equal to 1"),
+        (rewards({"function": "a:b", "run": "https://h", "secret": "s3cr-t"}), "tasks.maze.rewards.0.secret", "name"),
+        (rewards({"run": "https://h"}), "tasks.maze.rewards.0.name", "needs a name"),
+        (
+            rewards({"run": "https://h", "name": "a", "fallback": True}),
+            "tasks.maze.rewards.0.fallback",
+            "needs the function",
+        ),
     ],
 )
 def test_rewards_that_cannot_be_meant_are_refused(tables: dict[str, Any], path: str, why: str) -> None:

@@ -10,24 +10,23 @@ import os
 import re
 import secrets
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rollart.app.reward_workers import check_function, reward_workers, sees_group
 from rollart.backends.engines.checkpoint_config import ModelShape, read_shape
 from rollart.backends.environments.codec import Codec
 from rollart.backends.stores.folder import FolderStore
 from rollart.backends.stores.shared import SharedMemoryStore
 from rollart.backends.trainers.checkpoint import CheckpointPlace
-from rollart.config.schema import EPISODE_RETURN, PoolSettings, RewardSettings, RunConfig, TaskSettings
+from rollart.config.schema import EPISODE_RETURN, PoolSettings, RunConfig, TaskSettings
 from rollart.config.suggest import did_you_mean
 from rollart.config.training import LoraSettings
 from rollart.control.environments import POOL as ENVIRONMENTS
 from rollart.control.fleet import WorkerSpec
 from rollart.control.pipeline import Parts
-from rollart.control.rewards import POOL as REWARD
 from rollart.control.rollout import OnTrajectoryEnd, ignore_trajectory
 from rollart.control.trainer import POOL as TRAINER
 from rollart.distributed.interpreter import check_interpreter
@@ -35,7 +34,6 @@ from rollart.policy.rewards import reward_plans
 from rollart.ports.factory import load
 from rollart.ports.prompts import PromptSource
 from rollart.ports.ranks import RankStarter
-from rollart.ports.reward import RewardKind, kind_of
 from rollart.ports.runtime import Runtime
 from rollart.ports.sink import EventSink
 from rollart.ports.weights import WeightStore
@@ -57,7 +55,6 @@ TRAINER_FACTORY = "rollart.backends.trainers.torch_trainer:TorchTrainer"
 ENVIRONMENT_HOST = "rollart.backends.environments.host:EnvironmentHost"
 BYTE_CODEC = "rollart.backends.environments.codec:ByteCodec"
 HF_CODEC = "rollart.backends.environments.hf_codec:HfCodec"
-REWARD_HOST = "rollart.backends.rewards.host:RewardHost"
 
 
 MAX_PROGRESS_INTERVAL_S = 1.0
@@ -66,8 +63,6 @@ LARGEST_NUMBER_BYTES = 4
 TENSOR_ENTRY_BYTES = 512
 """Upper bound on a tensor's size in the manifest."""
 STORE_ROOM_BYTES = 2**20
-REWARD_CPUS = 0.25
-"""CPUs that a reward worker reserves on a cluster: most of the time it waits."""
 
 
 def check_real(config: RunConfig) -> None:
@@ -82,7 +77,7 @@ def check_real(config: RunConfig) -> None:
             )
         _check_factory(f"tasks.{name}.environment", task.environment)
         for index, reward in enumerate(task.all_rewards):
-            _check_reward(f"tasks.{name}.rewards.{index}.function" if task.rewards else f"tasks.{name}.reward", reward)
+            check_function(f"tasks.{name}.rewards.{index}.function" if task.rewards else f"tasks.{name}.reward", reward)
     for name, pool in config.pools.items():
         if pool.python and not (Path(pool.python).is_file() and os.access(pool.python, os.X_OK)):
             raise ConfigError(
@@ -148,19 +143,6 @@ def _check_factory(key: str, path: str) -> None:
         load(path)
     except RequestError as error:
         raise ConfigError(key, str(error)) from error
-
-
-def _check_reward(key: str, reward: RewardSettings) -> None:
-    if not reward.function:
-        raise ConfigError(key, 'is missing; name a function such as "my_rewards.py:correct"')
-    try:
-        kind_of(load(reward.function), reward.function)
-    except RequestError as error:
-        raise ConfigError(key, str(error)) from error
-
-
-def _sees_group(_: str, reward: RewardSettings) -> bool:
-    return kind_of(load(reward.function), reward.function) is RewardKind.GROUP
 
 
 def _wants_transcripts(config: RunConfig, task: TaskSettings) -> bool:
@@ -268,7 +250,7 @@ def real_parts(
         workers=worker_specs(config, store, checkpoints, rank_starter),
         prompts={name: prompts_of(config, name, held_out=False) for name in config.tasks},
         eval_prompts={name: prompts_of(config, name, held_out=True) for name in config.tasks},
-        rewards=reward_plans(config, _sees_group),
+        rewards=reward_plans(config, sees_group),
         stop_tokens=codec_of(config).stop_tokens,
         on_trajectory_end=on_trajectory_end,
     )
@@ -284,7 +266,7 @@ def worker_specs(
     return [
         *_engines(config, store),
         *_environments(config),
-        *_rewards(config),
+        *reward_workers(config, lambda cpus: _on(config, config.reward_pool, cpus=cpus)),
         _trainer(config, store, checkpoints, rank_starter),
     ]
 
@@ -417,25 +399,6 @@ def _environments(config: RunConfig) -> list[WorkerSpec]:
                     needs=_on(config, task.environment_pool, cpus=task.environment_cpus),
                 )
             )
-    return specs
-
-
-def _rewards(config: RunConfig) -> list[WorkerSpec]:
-    """Rewards with the same function share its workers, which are named after the first of their tasks."""
-    functions: dict[str, list[str]] = {}
-    for name, task in config.tasks.items():
-        for reward in task.all_rewards:
-            functions.setdefault(reward.function, []).append(f"{name}/{reward.label}")
-    places: Counter[str] = Counter()
-    specs = []
-    for function, rewards in functions.items():
-        first = rewards[0].rpartition("/")[0]
-        for _ in range(config.reward_workers):
-            settings = {"function": function, "rewards": tuple(rewards)}
-            needs = _on(config, config.reward_pool, cpus=REWARD_CPUS)
-            place = f"reward/{first}/{places[first]}"
-            specs.append(WorkerSpec(place, Role.REWARD, REWARD, REWARD_HOST, settings, needs=needs))
-            places[first] += 1
     return specs
 
 

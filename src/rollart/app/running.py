@@ -37,7 +37,9 @@ from rollart.app.compose import (
 )
 from rollart.app.interruption import Interruption
 from rollart.app.progress import ProgressLogger
+from rollart.app.redaction import Redactor
 from rollart.app.report_page import leave_page
+from rollart.app.reward_workers import check_places, secrets_of
 from rollart.app.run_folder import CONFIG, CONFIG_DRAFT, JOURNAL, TRAJECTORIES, TRANSCRIPTS, held, write_config
 from rollart.app.trajectory_texts import TrajectoryTexts
 from rollart.app.transcript_store import TranscriptStore
@@ -134,6 +136,7 @@ def carry_out(
     `cores` pins the worker processes of a role to some of the cores. `interruption` is the caller's, if it handles
     signals in another thread. `address` is that of a Ray cluster to run on, instead of a private Ray.
     """
+    check_places(plan.config, processes=runtime is RuntimeKind.RAY, local=address is None)
     if address is None:
         check_interpreters(plan.config, processes=runtime is RuntimeKind.RAY)
     elif runtime is RuntimeKind.INLINE:
@@ -385,8 +388,9 @@ async def _run(
         sink = LiveView(journal, console, config.name, config.steps)
     else:
         sink = ProgressLogger(journal, say, config.steps)
-    texts = TrajectoryTexts(folder / TRAJECTORIES, codec_of(config), config.steps, say)
-    transcripts = TranscriptStore(folder / TRANSCRIPTS, config.transcripts_mb * 10**6, say)
+    redactor = Redactor(config.redact, secrets_of(config))
+    texts = TrajectoryTexts(folder / TRAJECTORIES, codec_of(config), config.steps, say, redactor)
+    transcripts = TranscriptStore(folder / TRANSCRIPTS, config.transcripts_mb * 10**6, say, redactor)
 
     def ended(trajectory: Trajectory, cause: str) -> None:
         texts.ended(trajectory, cause)

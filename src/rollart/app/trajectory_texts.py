@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from rollart.app.redaction import KEEP_ALL, REDACTED, Redactor
 from rollart.backends.environments.codec import Codec
 from rollart.observe.page.samples import Part, Sample, Token
 from rollart.types.tokens import TokenSequence
@@ -29,6 +30,8 @@ LONGEST_TEXT = 2000
 MOST_TOKENS = 1000
 """Maximum tokens of an answer that are listed; `MOST_PARTS`: maximum observations and answers of a trajectory."""
 MOST_PARTS = 200
+HIDDEN_TOKEN = -1
+"""Id of a redacted token."""
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 LONGEST_SIGN = 4
 """Maximum bytes of a UTF-8 character, and so the maximum number of tokens that it may take."""
@@ -46,8 +49,11 @@ class Piece(NamedTuple):
 class TrajectoryTexts:
     """Decides at the end of each trajectory whether to write it, and writes it."""
 
-    def __init__(self, folder: Path, codec: Codec, steps: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Path, codec: Codec, steps: int, say: Callable[[str], None], redactor: Redactor = KEEP_ALL
+    ) -> None:
         self._folder = folder
+        self._redactor = redactor
         self._codec = codec
         self._every = math.ceil(steps / FILES)
         self._say = say
@@ -70,16 +76,17 @@ class TrajectoryTexts:
         try:
             self._folder.mkdir(exist_ok=True)
             with (self._folder / f"step-{step:06}.txt").open("a", encoding="utf-8") as file:
-                file.write(describe(trajectory, cause, self._codec) + "\n")
+                file.write(describe(trajectory, cause, self._codec, self._redactor) + "\n")
             with (self._folder / f"step-{step:06}.jsonl").open("ab") as lines:
-                lines.write(msgspec.json.encode(sample(trajectory, kind, step, cause, self._codec)) + b"\n")
+                shown = sample(trajectory, kind, step, cause, self._codec, self._redactor)
+                lines.write(msgspec.json.encode(shown) + b"\n")
         except OSError as error:
             # Nothing depends on these texts; files that the run needs have their own errors.
             self._lost = True
             self._say(f"{self._folder}: cannot write trajectories, stopping: {error}")
 
 
-def describe(trajectory: Trajectory, cause: str, codec: Codec) -> str:
+def describe(trajectory: Trajectory, cause: str, codec: Codec, redactor: Redactor = KEEP_ALL) -> str:
     """The whole trajectory, turn by turn."""
     outcome = "" if trajectory.outcome is None else trajectory.outcome.value
     reward = "no reward" if trajectory.reward is None else f"reward {trajectory.reward:g}"
@@ -89,7 +96,7 @@ def describe(trajectory: Trajectory, cause: str, codec: Codec) -> str:
     for new_context, piece in all_pieces(trajectory):
         if new_context:
             lines.append("--- a new context")
-        text = _shown(codec.text(piece.tokens))
+        text = _shown(redactor.text(codec.text(piece.tokens)))
         if piece.answer:
             lines += [f"--- answer {turn + 1}, {_by(piece.versions)}{_earned(trajectory, turn)}", text]
             turn += 1
@@ -98,7 +105,9 @@ def describe(trajectory: Trajectory, cause: str, codec: Codec) -> str:
     return "\n".join(lines) + "\n"
 
 
-def sample(trajectory: Trajectory, kind: str, step: int, cause: str, codec: Codec) -> Sample:
+def sample(
+    trajectory: Trajectory, kind: str, step: int, cause: str, codec: Codec, redactor: Redactor = KEEP_ALL
+) -> Sample:
     """The whole trajectory, token by token."""
     versions: dict[Version, int] = {}
     parts: list[Part] = []
@@ -106,11 +115,12 @@ def sample(trajectory: Trajectory, kind: str, step: int, cause: str, codec: Code
     for new_context, piece in all_pieces(trajectory):
         if piece.answer:
             turn += 1
-            tokens = _tokens(piece, versions, codec)
+            tokens = _tokens(piece, versions, codec, redactor)
             earned = trajectory.turn_rewards[turn - 1] if turn <= len(trajectory.turn_rewards) else 0.0
             parts.append(Part(tokens=tokens, turn=turn, earned=earned, new_context=new_context))
         else:
-            parts.append(Part(text=_shown(codec.text(piece.tokens)), new_context=new_context))
+            text = _shown(redactor.text(codec.text(piece.tokens)))
+            parts.append(Part(text=text, new_context=new_context))
     return Sample(
         trajectory=trajectory.id,
         task=trajectory.task,
@@ -126,12 +136,20 @@ def sample(trajectory: Trajectory, kind: str, step: int, cause: str, codec: Code
     )
 
 
-def _tokens(piece: Piece, versions: dict[Version, int], codec: Codec) -> tuple[Token, ...]:
+def _tokens(piece: Piece, versions: dict[Version, int], codec: Codec, redactor: Redactor) -> tuple[Token, ...]:
     """Tokens of a piece. `versions` lists the versions seen so far, in order, and is extended."""
     texts = token_texts(piece.tokens[:MOST_TOKENS], codec)
+    hidden = redactor.tokens(texts)
     return tuple(
-        Token(_shown(text), id, round(logprob, 4), versions.setdefault(version, len(versions)))
-        for text, id, logprob, version in zip(texts, piece.tokens, piece.logprobs, piece.versions, strict=False)
+        Token(
+            REDACTED if hide else _shown(text),
+            HIDDEN_TOKEN if hide else id,
+            round(logprob, 4),
+            versions.setdefault(version, len(versions)),
+        )
+        for text, hide, id, logprob, version in zip(
+            texts, hidden, piece.tokens, piece.logprobs, piece.versions, strict=False
+        )
     )
 
 

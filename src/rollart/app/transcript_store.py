@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from rollart.app.redaction import KEEP_ALL, Redactor
 from rollart.observe.files import append_whole
 from rollart.types.errors import RequestError
 from rollart.types.ids import GroupId, TrajectoryId
@@ -46,7 +47,10 @@ class StoredTranscript(msgspec.Struct, frozen=True):
 class TranscriptStore:
     """Appends transcripts of ended trajectories."""
 
-    def __init__(self, folder: Path, limit_bytes: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Path, limit_bytes: int, say: Callable[[str], None], redactor: Redactor = KEEP_ALL
+    ) -> None:
+        self._redactor = redactor
         self._folder = folder
         self._limit = limit_bytes
         self._say = say
@@ -68,7 +72,10 @@ class TranscriptStore:
         """Keep the transcript of an ended trajectory, if it has one."""
         if self._lost or not trajectory.transcript:
             return
-        body = msgspec.msgpack.encode(_stored(trajectory))
+        packed = self._redactor.packed(trajectory.transcript)
+        if not packed:
+            return
+        body = msgspec.msgpack.encode(_stored(trajectory, packed))
         record = len(body).to_bytes(_LENGTH_BYTES, "little") + body
         try:
             self._write(record)
@@ -118,7 +125,7 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.bin") if path.stem.isdecimal())
 
 
-def _stored(trajectory: Trajectory) -> StoredTranscript:
+def _stored(trajectory: Trajectory, packed: bytes) -> StoredTranscript:
     first, sheet = trajectory.first_version, trajectory.rewards
     return StoredTranscript(
         trajectory=trajectory.id,
@@ -126,7 +133,7 @@ def _stored(trajectory: Trajectory) -> StoredTranscript:
         task=trajectory.task,
         purpose=trajectory.purpose,
         outcome=trajectory.outcome or Outcome.CANCELLED,
-        packed=trajectory.transcript,
+        packed=packed,
         step=None if first is None else first.step,
         reward=trajectory.reward,
         rewards={} if sheet is None else dict(sheet.values),

@@ -1,6 +1,6 @@
 """Reports as tables on a terminal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from rich import box
@@ -12,10 +12,12 @@ from rollart.app.cluster_doctor import NodeHealth, own_versions
 from rollart.config.schema import RunConfig
 from rollart.control.fleet import WorkerSpec
 from rollart.observe.bias import Compared, warnings
-from rollart.observe.report import Redundancy, Report
+from rollart.observe.report import Report
+from rollart.observe.report_parts import Redundancy
 from rollart.observe.steady import Steady
 from rollart.policy.placement import Planned
 from rollart.types.journal import EvalEnded, TimeUse
+from rollart.types.reward_use import RewardUse
 
 Baselines = Mapping[str, Mapping[str, float]]
 """Scores of scripted policies on the held-out prompts of a task, worst first."""
@@ -32,6 +34,8 @@ def show_report(console: Console, report: Report, baselines: Baselines | None = 
     if report.steady.stepping:
         console.print(_steady(report.steady))
     console.print(_counts(report))
+    if report.functions:
+        console.print(_functions(report.functions))
     if report.evaluations:
         console.print(_learned(report, baselines or {}))
 
@@ -240,6 +244,31 @@ def _counts(report: Report) -> Table:
     for label, count in rare.items():
         if count:
             table.add_row(label, str(count))
+    return table
+
+
+def _functions(functions: Mapping[str, RewardUse]) -> Table:
+    """Use of reward functions. Columns that are zero for all of them are left out."""
+    columns: dict[str, Callable[[RewardUse], str]] = {
+        "calls": lambda use: f"{use.calls:,}",
+        "failed": lambda use: f"{use.failed:,}" if use.failed else "",
+        "median": lambda use: _seconds(use.latency_s(0.5)),
+        "95 %": lambda use: _seconds(use.latency_s(0.95)),
+        "99 %": lambda use: _seconds(use.latency_s(0.99)),
+        "retries": lambda use: f"{use.retries:,}" if use.retries else "",
+        "hedges": lambda use: f"{use.hedges:,}" if use.hedges else "",
+        "computed here": lambda use: f"{use.fallbacks:,}" if use.fallbacks else "",
+        "killed": lambda use: f"{use.kills:,}" if use.kills else "",
+        "cold starts": lambda use: f"{use.cold_starts:,}" if use.cold_starts else "",
+        "MB sent": lambda use: f"{use.bytes_out / 1e6:,.1f}" if use.bytes_out else "",
+        "replica time": lambda use: _seconds(use.replica_s),
+        "cost": lambda use: f"{use.cost:,.4g}" if use.cost else "",
+    }
+    cells = {name: [shown(use) for use in functions.values()] for name, shown in columns.items()}
+    cells = {name: column for name, column in cells.items() if any(column)}
+    table = _table("reward function", *cells)
+    for index, name in enumerate(functions):
+        table.add_row(name, *(column[index] for column in cells.values()))
     return table
 
 

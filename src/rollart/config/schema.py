@@ -1,6 +1,7 @@
 """The configuration of a run. Invalid configurations are rejected here, before anything starts."""
 
 import math
+import re
 from fractions import Fraction
 from typing import Annotated, Any, Literal, Self
 
@@ -10,6 +11,7 @@ from rollart.config.algorithm import AlgorithmSettings
 from rollart.config.base import Strict
 from rollart.config.injection import Injections, Slowdowns
 from rollart.config.modes import MODES, Mode, ModeSettings
+from rollart.config.reward_place import RewardPlace
 from rollart.config.suggest import did_you_mean
 from rollart.config.training import KEEP_CHECKPOINTS, TrainerSettings
 from rollart.types.errors import ConfigError
@@ -67,11 +69,12 @@ EPISODE_RETURN = "rollart.backends.rewards.functions:episode_return"
 """The default reward: the sum of the rewards of the turns."""
 
 
-class RewardSettings(Strict):
-    """One reward of a task."""
+class RewardSettings(RewardPlace):
+    """One reward of a task: its function, its part in the sum, and where it runs (real runs)."""
 
     function: str = ""
-    """Factory path of the function, `package.module:callable` (real runs)."""
+    """Factory path of the function, `package.module:callable`. May be left out for a URL; then it sees one transcript.
+    """
     name: str = ""
     """Name in metrics and report; that of the function by default."""
     weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
@@ -281,6 +284,8 @@ class RunConfig(Strict):
     still cover them. Nothing is pruned before the first checkpoint."""
     transcripts_mb: NotNegative = 256
     """Size in MB of the transcripts that the run folder keeps, the newest ones; 0 = none (real runs)."""
+    redact: tuple[str, ...] = ()
+    """Regular expressions; what they match is left out of the texts that the run folder keeps (real runs)."""
     rolling_update: bool = False
     """Engines load a new version one by one instead of all together."""
     reward_workers: Positive = 1
@@ -371,6 +376,8 @@ class RunConfig(Strict):
             self._check_task(name)
         for name, pool in self.pools.items():
             _check_pool(name, pool)
+        for index, pattern in enumerate(self.redact):
+            _check_pattern(f"redact.{index}", pattern)
         return self
 
     def _check_present(self) -> None:
@@ -507,8 +514,15 @@ class RunConfig(Strict):
         seen: dict[str, int] = {}
         for index, reward in enumerate(task.rewards):
             key = f"tasks.{name}.rewards.{index}"
+            problem = reward.problem()
+            if problem:
+                raise ConfigError(f"{key}.{problem[0]}", problem[1])
             if not reward.label:
+                if reward.remote:
+                    raise ConfigError(f"{key}.name", "is missing; without a function, a URL needs a name for its curve")
                 raise ConfigError(f"{key}.function", 'is missing; name a function such as "my_rewards.py:correct"')
+            if reward.fallback and not reward.function:
+                raise ConfigError(f"{key}.fallback", "needs the function itself; name it as `function`")
             if "/" in reward.label:
                 raise ConfigError(f"{key}.name", f"{reward.label!r} has a slash, which separates task and reward")
             if reward.label in seen:
@@ -532,6 +546,15 @@ def _check_pool(name: str, pool: PoolSettings) -> None:
         )
     if pool.inject and pool.engine != "torch":
         raise ConfigError(f"pools.{name}.inject", f"the {pool.engine} engine cannot be slowed on purpose; torch can")
+
+
+def _check_pattern(key: str, pattern: str) -> None:
+    try:
+        matches_nothing = re.compile(pattern).match("")
+    except re.error as error:
+        raise ConfigError(key, f"{pattern!r} is not a regular expression: {error}") from error
+    if matches_nothing:
+        raise ConfigError(key, f"{pattern!r} matches the empty text, and so everywhere; make it match something")
 
 
 def _no_class(wanted: str, classes: dict[str, None]) -> str:

@@ -9,7 +9,8 @@ import msgspec
 from rollart.conformance.case import Case, ConformanceError, NotApplicable, Suite, check
 from rollart.conformance.drive import WorkerDrive
 from rollart.ports.worker import Worker
-from rollart.types.messages import RewardInfo, Scored, ScoreFailed, ScoreRequest, WorkerEvent
+from rollart.types.messages import FunctionsUsed, RewardInfo, Scored, ScoreFailed, ScoreRequest, WorkerEvent
+from rollart.types.reward_use import RewardUse, add_uses
 
 SUITE = Suite["RewardHarness", None]()
 
@@ -34,6 +35,10 @@ class RewardHarness:
     """A question about that many members, whose values all differ."""
     in_parts: Callable[[Callable[[], None]], Worker] | None = None
     """A worker whose function gives named parts."""
+    hanging: Callable[[int], ScoreRequest] | None = None
+    """The i-th question on which the function never returns, with a deadline; of workers that enforce it."""
+    counts_use: bool = False
+    """Whether the worker reports what its answers took."""
 
 
 @SUITE.case
@@ -152,6 +157,49 @@ def parts_add_up(harness: RewardHarness) -> None:
         parts, total = given.parts[0], given.values[0]
         check(parts and all(isinstance(name, str) for name in parts), f"parts have names, but were {parts}")
         check(math.isclose(math.fsum(parts.values()), total), f"the parts {parts} do not add up to {total}")
+
+
+@SUITE.case
+def the_deadline_of_a_question_is_enforced(harness: RewardHarness) -> None:
+    """Functions that never return are given up at their deadlines, with `retry`, and every slot is usable again."""
+    if harness.hanging is None:
+        raise NotApplicable("the worker cannot stop a function")
+    with drive(harness) as worker:
+        slots = worker.info.slots if isinstance(worker.info, RewardInfo) else 1
+        hanging = [harness.hanging(index) for index in range(slots)]
+        worker.send(*hanging)
+        for question in hanging:
+            check(refusal(worker, question).retry, "another attempt may not hang, so `retry` is True")
+        questions = [harness.question(index) for index in range(2 * slots)]
+        worker.send(*questions)
+        for question in questions:
+            value(worker, question)
+
+
+@SUITE.case
+def use_comes_with_the_answers(harness: RewardHarness) -> None:
+    """What calls took is reported by reward, no later than their answers, and each is counted once."""
+    if not harness.counts_use:
+        raise NotApplicable("the worker does not count")
+    with drive(harness) as worker:
+        questions = [harness.question(index) for index in range(4)]
+        worker.send(*questions)
+        for question in questions:
+            value(worker, question)
+        worker.send(questions[0])  # a duplicate is answered again, and not a call
+        worker.settle()
+        total: dict[str, RewardUse] = {}
+        answered = 0
+        for event in worker.events:
+            if isinstance(event, FunctionsUsed):
+                add_uses(total, event.uses)
+            answered += isinstance(event, Scored)
+            check(sum(use.calls for use in total.values()) >= min(answered, 4), "an answer came before its use")
+        check(list(total) == [questions[0].route], f"use is counted by reward, but was {list(total)}")
+        use = total[questions[0].route]
+        check(use.calls == 4 and use.failed == 0, f"four calls were answered, but {use} was counted")
+        check(sum(use.latencies.values()) == 4, f"every call has a latency, but {use.latencies} were counted")
+        check(use.replica_s > 0.0, "calls occupy replicas")
 
 
 def drive(harness: RewardHarness, build: Callable[[Callable[[], None]], Worker] | None = None) -> WorkerDrive:

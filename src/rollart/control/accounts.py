@@ -4,7 +4,10 @@ Worker-seconds are conserved: for every pool the causes add up to capacity × ti
 one event that would have given it work (`types.journal.TimeUse`).
 """
 
-from rollart.types.journal import PoolTime, TimeUse
+from collections.abc import Mapping
+
+from rollart.types.journal import PoolTime, RewardsUsed, TimeUse
+from rollart.types.reward_use import RewardUse, add_uses
 
 
 class _Pool:
@@ -56,6 +59,7 @@ class Accounts:
     def __init__(self) -> None:
         self._engines: dict[str, _Pool] = {}
         self._others: dict[str, _Pool] = {}
+        self._uses: dict[str, RewardUse] = {}
         self.in_episode = 0
         """Training episodes that have started and are not over."""
         self.at_barrier = 0
@@ -118,13 +122,20 @@ class Accounts:
             return TimeUse.REWARD
         return TimeUse.TRAINING if self.training else TimeUse.NO_WORK
 
-    def close_period(self, now: float) -> list[PoolTime]:
-        """The time since the last call, as journal events."""
-        out = []
+    def used(self, uses: Mapping[str, RewardUse]) -> None:
+        """Count the use of reward functions that a worker reports."""
+        add_uses(self._uses, uses)
+
+    def close_period(self, now: float) -> list[PoolTime | RewardsUsed]:
+        """The time and the use of reward functions since the last call, as journal events."""
+        out: list[PoolTime | RewardsUsed] = []
         for pools in (self._engines, self._others):
             for name, entry in pools.items():
                 entry.settle(now)
                 taken = entry.take(name, now)
                 if taken.seconds:
                     out.append(taken)
+        if self._uses:
+            out.append(RewardsUsed(now, self._uses))
+            self._uses = {}
         return out

@@ -323,8 +323,8 @@ class Pipeline:
             trained = await self._trainer.train(batch.claim, version, credited)
             now = context.now()
             context.record(StepTrained(now, batch.claim, version, now - started, trained.metrics))
-            for pool_time in context.accounts.close_period(now):  # right after the step that it belongs to
-                context.record(pool_time)
+            for used in context.accounts.close_period(now):  # right after the step that it belongs to
+                context.record(used)
             self._rollout.trained(self._buffer.trained(batch.claim))
             if self._affinity is not None:
                 self._affinity.step_trained()
@@ -371,8 +371,8 @@ class Pipeline:
             context.record(ClaimReturned(context.now(), claim, reason))
             self._buffer.returned(claim)
         self._rollout.stop(reason or "the run ended")
-        for pool_time in context.accounts.close_period(context.now()):
-            context.record(pool_time)
+        for used in context.accounts.close_period(context.now()):
+            context.record(used)
         context.record(RunEnded(context.now(), context.lineage.step, reason, stop))
         await self._fleet.close()
         await context.sink.close()

@@ -19,7 +19,7 @@ from rollart.policy.watch import Wait
 from rollart.types.errors import InvariantBroken, RewardFault, TaskBroken
 from rollart.types.failures import FailureKind
 from rollart.types.ids import WorkerId
-from rollart.types.messages import RewardInfo, Role, Scored, ScoreFailed, ScoreRequest, WorkerInfo
+from rollart.types.messages import FunctionsUsed, RewardInfo, Role, Scored, ScoreFailed, ScoreRequest, WorkerInfo
 
 POOL = "reward"
 WRONG_REWARDS = 8
@@ -70,6 +70,7 @@ class RewardDispatch:
         fleet.attach(Role.REWARD, self)
         fleet.on(Scored, self._scored)
         fleet.on(ScoreFailed, self._score_failed)
+        fleet.on(FunctionsUsed, lambda _, event: context.accounts.used(event.uses))
 
     def ask(
         self,

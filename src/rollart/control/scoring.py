@@ -105,7 +105,7 @@ class Scoring:
         if len(self._plans[members[0].task]) > 1:
             subject = f"{subject} by {rule.name}"
         episodes = tuple([_record(member, transcript=rule.transcript) for member in members])
-        request = ScoreRequest(key, members[0].task, rule.name, episodes)
+        request = ScoreRequest(key, members[0].task, rule.name, episodes, rule.deadline_s)
         self._dispatch.ask(
             request,
             subject,

@@ -14,7 +14,7 @@ from rollart.observe.report import Report, ReportFold
 from rollart.types.errors import InvariantBroken, RequestError
 from rollart.types.journal import JournalEvent
 
-FORMAT = 5
+FORMAT = 6
 """Format of `encode`: to be raised with every change to the state of the folds."""
 OLDEST = 2
 """Oldest format that `decode_folds` migrates."""
@@ -51,7 +51,7 @@ class Folds(msgspec.Struct):
 
 def decode_folds(body: bytes, found: int = FORMAT) -> Folds:
     """Decode the output of `encode`, in format `found`."""
-    if found > 2:  # fields that are new in formats 4 and 5 have their defaults
+    if found > 2:  # fields that are new in formats 4 to 6 have their defaults
         return msgspec.msgpack.decode(body, type=Folds)
     return msgspec.convert(_from_2(msgspec.msgpack.decode(body)), Folds)
 

@@ -79,6 +79,8 @@ def scalars(record: Record) -> dict[str, float]:
     numbers |= {f"train/{name}": value for name, value in record.metrics.items()}
     numbers |= {f"busy/{pool}": value for pool, value in record.busy.items()}
     numbers |= {f"outcomes/{outcome}": float(count) for outcome, count in record.outcomes.items()}
+    for name, function in record.functions.items():
+        numbers |= {f"functions/{name}/{key}": float(value) for key, value in msgspec.structs.asdict(function).items()}
     numbers["rollout/tokens_per_s"] = record.tokens_per_s
     numbers["rollout/suspended_s"] = record.suspended_s
     if record.staleness:

@@ -15,37 +15,16 @@ from typing import Any, TypeVar
 import msgspec
 
 from rollart.observe.bias import OFFERED, BiasFold, Compared, means
+from rollart.observe.report_parts import Decision, Redundancy
 from rollart.observe.steady import Period, Steady
 from rollart.observe.steps import named_values
 from rollart.types import journal as j
-from rollart.types.affinity import AffinityCause
 from rollart.types.failures import StopReason
 from rollart.types.ids import ClaimId, GroupId, TrajectoryId
 from rollart.types.messages import Role
+from rollart.types.reward_use import RewardUse, add_uses
 from rollart.types.trajectory import TRAINABLE, GroupOutcome, Outcome, Purpose
 from rollart.types.versions import Version
-
-
-class Redundancy(msgspec.Struct):
-    """What extra members of a task's groups cost and bring."""
-
-    extra: int = 0
-    """Extra members of groups that were opened last."""
-    started: int = 0
-    trained: int = 0
-    """Members trained beyond the promised size."""
-    redundant_tokens: int = 0
-    """Tokens of members that were stopped because their group was claimed without them."""
-    saved_s: float = 0.0
-    """Seconds, at least, that groups would have waited longer for the members that they started first."""
-
-
-class Decision(msgspec.Struct):
-    """Tasks that were assigned to a hardware class by measurement."""
-
-    at: float
-    cause: AffinityCause
-    why: list[str]
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -103,6 +82,8 @@ class Report(msgspec.Struct, kw_only=True):
     `TASK/REWARD.PART`."""
     rewards_defaulted: dict[str, int] = {}
     """Number of training trajectories in which a reward failed and has its default, as `TASK/REWARD`."""
+    functions: dict[str, RewardUse] = {}
+    """Use of reward functions, of training and evaluation, as `TASK/REWARD`."""
     evaluations: list[j.EvalEnded] = []
     redistributed: int = 0
     workers_lost: int = 0
@@ -267,6 +248,7 @@ class ReportFold(msgspec.Struct, kw_only=True):
         report.kept_reward = {task: total.reward / total.count for task, total in sorted(self.rewards.items())}
         report.reward_parts = {name: total.reward / total.count for name, total in sorted(self.named.items())}
         report.rewards_defaulted = _sorted(report.rewards_defaulted)
+        report.functions = _sorted(report.functions)
         if self.syncs:
             report.suspended_s /= self.syncs
             report.exposed_s /= self.syncs
@@ -319,6 +301,9 @@ class ReportFold(msgspec.Struct, kw_only=True):
             causes[cause] = causes.get(cause, 0.0) + seconds
         if self.steps_trained > 1 and self.at == self.last_trained_at:  # of a step, and neither the first nor the end
             self.recent.add_pool(event)
+
+    def _rewards_used(self, event: j.RewardsUsed) -> None:
+        add_uses(self.totals.functions, event.uses)
 
     # --- workers and versions ---------------------------------------------------------------------------------------
 
@@ -578,6 +563,7 @@ _HANDLERS: dict[type, Callable[[ReportFold, Any], None]] = {
     j.ShareRedistributed: ReportFold._share_redistributed,
     j.StallReported: ReportFold._stall_reported,
     j.PoolTime: ReportFold._pool_time,
+    j.RewardsUsed: ReportFold._rewards_used,
     j.WorkerSpawned: ReportFold._worker_spawned,
     j.WorkerDied: ReportFold._worker_died,
     j.VersionPublished: ReportFold._version_published,

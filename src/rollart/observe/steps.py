@@ -13,7 +13,28 @@ import msgspec
 from rollart.observe.bias import BiasTracker
 from rollart.types import journal as j
 from rollart.types.ids import ClaimId, GroupId, TrajectoryId
+from rollart.types.reward_use import RewardUse
 from rollart.types.trajectory import TRAINABLE, Purpose
+
+
+class FunctionRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Use of one reward function in a step (`types.reward_use`)."""
+
+    calls: int
+    failed: int = 0
+    requests: int = 0
+    retries: int = 0
+    hedges: int = 0
+    fallbacks: int = 0
+    kills: int = 0
+    cold_starts: int = 0
+    bytes_out: int = 0
+    bytes_in: int = 0
+    replica_s: float = 0.0
+    cost: float = 0.0
+    p50_s: float = 0.0
+    p95_s: float = 0.0
+    p99_s: float = 0.0
 
 
 class StepRecord(msgspec.Struct, kw_only=True, tag="step"):
@@ -47,6 +68,8 @@ class StepRecord(msgspec.Struct, kw_only=True, tag="step"):
     """Share of time that each pool was busy."""
     metrics: dict[str, float] = {}
     """Metrics of the trainer."""
+    functions: dict[str, FunctionRecord] = {}
+    """Use of reward functions since the previous step, as `TASK/REWARD`."""
     bias: dict[str, float] = {}
     """Distance per task between the durations of offered and trained prompts, over the run so far (`observe.bias`)."""
 
@@ -117,6 +140,12 @@ def named_values(task: str, event: j.RewardGiven) -> Iterator[tuple[str, float]]
             yield f"{task}/{event.name}.{part}", value
 
 
+def function_record(use: RewardUse) -> FunctionRecord:
+    """A use with its percentiles."""
+    counts = {name: getattr(use, name) for name in use.__struct_fields__ if name != "latencies"}
+    return FunctionRecord(**counts, p50_s=use.latency_s(0.5), p95_s=use.latency_s(0.95), p99_s=use.latency_s(0.99))
+
+
 class NamedRewards:
     """Means of rewards by name, of training trajectories, between two steps."""
 
@@ -156,7 +185,7 @@ class StepFold:
         self._lost = 0
 
     def take(self, event: j.JournalEvent) -> list[Record]:
-        records = [] if isinstance(event, j.PoolTime) else self.finish()
+        records = [] if isinstance(event, j.PoolTime | j.RewardsUsed) else self.finish()
         self._finished.take(event)
         self._bias.take(event)
         match event:
@@ -166,6 +195,8 @@ class StepFold:
                 total = sum(event.seconds.values())
                 if total:
                     self._complete.busy[event.pool] = event.seconds.get(j.TimeUse.BUSY, 0.0) / total
+            case j.RewardsUsed() if self._complete is not None:
+                self._complete.functions = {name: function_record(use) for name, use in sorted(event.uses.items())}
             case j.TurnEnded():
                 self._sampled += event.sampled
             case j.RewardGiven():

@@ -41,6 +41,11 @@ def moved(before: Path, after: Path) -> None:
     _moved.append((before, after))
 
 
+def moves() -> list[tuple[Path, Path]]:
+    """What `moved` was called with, for processes that this one starts."""
+    return list(_moved)
+
+
 def load(path: str) -> Callable[..., Any]:
     """Import the callable of a path; it may be nested (`package.module:Class.method`).
 

@@ -14,6 +14,7 @@ from rollart.types.affinity import AffinityCause, AffinityFigures, AffinityRules
 from rollart.types.failures import FailureKind, StopReason
 from rollart.types.ids import ClaimId, GroupId, PromptId, TrajectoryId, WorkerId
 from rollart.types.messages import Role
+from rollart.types.reward_use import RewardUse
 from rollart.types.rewards import RewardRule
 from rollart.types.snapshot import RunState
 from rollart.types.trajectory import GroupOutcome, Outcome, Prompt, Purpose
@@ -463,6 +464,12 @@ class PoolTime(Event, frozen=True):
     recompute_s: float = 0.0
 
 
+class RewardsUsed(Event, frozen=True):
+    """Use of reward functions since the last such event, by `TASK/REWARD`."""
+
+    uses: dict[str, RewardUse]
+
+
 JournalEvent = (
     RunStarted
     | RunEnded
@@ -506,4 +513,5 @@ JournalEvent = (
     | Snapshot
     | EvalEnded
     | PoolTime
+    | RewardsUsed
 )

@@ -10,7 +10,7 @@ have no effect. Messages are plain data and never part of a cycle, so the garbag
     engine       Add Abort EndSession Suspend Resume           TurnDone PrefixMiss Refused Progress
                  Stage Update                                  Staged StageFailed Updated
     environment  Reset Step Close                              Observed EnvironmentFailed
-    reward       ScoreRequest                                  Scored ScoreFailed
+    reward       ScoreRequest                                  Scored ScoreFailed FunctionsUsed
     trainer      Train Publish Save                            Trained Published TrainerFailed Saved SaveFailed
 """
 
@@ -19,6 +19,7 @@ import enum
 import msgspec
 
 from rollart.types.ids import ClaimId, RequestId, TrajectoryId
+from rollart.types.reward_use import RewardUse
 from rollart.types.tokens import Generated, Segment
 from rollart.types.trajectory import Prompt, TrainSample
 from rollart.types.versions import Version
@@ -334,6 +335,8 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
     reward: str
     """Name of the reward within its task."""
     episodes: tuple[EpisodeRecord, ...]
+    deadline_s: float = 0.0
+    """Seconds after which the answer is void; 0 = it never is."""
 
     @property
     def route(self) -> str:
@@ -357,8 +360,14 @@ class ScoreFailed(msgspec.Struct, frozen=True, gc=False):
     """Whether a retry may help (429, 5xx), or would give the same answer."""
 
 
+class FunctionsUsed(msgspec.Struct, frozen=True, gc=False):
+    """What was used since the last report, by `ScoreRequest.route`; sent together with answers."""
+
+    uses: dict[str, RewardUse]
+
+
 RewardCommand = ScoreRequest
-RewardEvent = Scored | ScoreFailed
+RewardEvent = Scored | ScoreFailed | FunctionsUsed
 
 
 class RewardInfo(msgspec.Struct, frozen=True, gc=False):

@@ -1,13 +1,19 @@
-"""Rewards: simulated, serverless, and a function in the host."""
+"""Rewards: simulated, serverless, and a function in threads, in processes, and behind a URL."""
 
 import math
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
+from reward_server import RewardServer, Seen, hang
+from starlette.responses import Response
 
 from harnesses.common import COUNTS, TASK, Count, profile, prompt
 from rollart.backends.rewards.host import RewardHost
+from rollart.backends.rewards.remote_host import RemoteHost
+from rollart.backends.rewards.replica_host import ReplicaHost
 from rollart.conformance.reward import RewardHarness
 from rollart.ports.worker import Worker
 from rollart.sim.reward import SimReward
@@ -18,7 +24,10 @@ from rollart.types.transcript import Transcript, TranscriptTurn, pack
 
 def judge(t: Transcript) -> Any:
     """The sum of the turns' rewards, unless the artifact wants something else. The prompt's id names the counter."""
-    COUNTS[int(t.prompt_id)].add()
+    if int(t.prompt_id) in COUNTS:
+        COUNTS[int(t.prompt_id)].add()
+    if t.artifact == b"hang":
+        threading.Event().wait()
     if t.artifact == b"raise":
         raise RuntimeError("429 too many requests")
     wrong: dict[bytes, Any] = {b"nan": math.nan, b"inf": math.inf, b"string": "1.0", b"none": None}
@@ -55,6 +64,11 @@ def question(index: int, artifact: bytes = b"", counter: int = 0) -> ScoreReques
     return ScoreRequest(f"{index}/{artifact.decode()}", TASK, "judge", (episode(index, artifact, counter),))
 
 
+def hanging(index: int) -> ScoreRequest:
+    """It hangs for as long as its process lives."""
+    return msgspec.structs.replace(question(index, b"hang"), deadline_s=0.5)
+
+
 def group(members: int) -> ScoreRequest:
     return ScoreRequest(f"group/{members}", TASK, "rank", tuple(episode(index) for index in range(members)))
 
@@ -76,6 +90,57 @@ def hosted_reward() -> RewardHarness:
         of_group=hosted(rank),
         group=group,
         in_parts=hosted(in_parts),
+        counts_use=True,
+    )
+
+
+class Served:
+    """A reward worker together with the server that it calls."""
+
+    def __init__(self, function: Callable[..., Any], wake: Callable[[], None], **settings: Any) -> None:
+        self._server = RewardServer(f"{judge.__module__}:{function.__name__}", hang_on_request)
+        self._server.__enter__()
+        self._worker = RemoteHost({"url": self._server.url, "slots": 2, **settings}, wake)
+        self.info, self.post, self.advance = self._worker.info, self._worker.post, self._worker.advance
+
+    def close(self) -> None:
+        self._worker.close()
+        self._server.__exit__()
+
+
+async def hang_on_request(_: int, seen: Seen) -> Response | None:
+    """A thread of the server would hang for good."""
+    return await hang() if any(call.transcripts[0].artifact == b"hang" for call in seen.request.calls) else None
+
+
+def replicated(function: Callable[..., Any]) -> Callable[[Callable[[], None]], Worker]:
+    settings = {"function": f"{judge.__module__}:{function.__name__}", "slots": 2}
+    return lambda wake: ReplicaHost(settings, wake)
+
+
+def replicated_reward() -> RewardHarness:
+    """Calls cannot be counted from here."""
+    return replace(
+        hosted_reward(),
+        build=replicated(judge),
+        of_group=replicated(rank),
+        in_parts=replicated(in_parts),
+        calls=None,
+        hanging=lambda index: msgspec.structs.replace(hanging(index), deadline_s=5.0),
+    )
+
+
+def served(function: Callable[..., Any], **settings: Any) -> Callable[[Callable[[], None]], Worker]:
+    return lambda wake: Served(function, wake, **settings)
+
+
+def served_reward(**settings: Any) -> RewardHarness:
+    return replace(
+        hosted_reward(),
+        build=served(judge, **settings),
+        of_group=served(rank, **settings),
+        in_parts=served(in_parts, **settings),
+        hanging=hanging,
     )
 
 
@@ -99,4 +164,7 @@ REWARDS: dict[str, Callable[[], RewardHarness]] = {
     "sim": lambda: simulated_reward(slots=2),
     "sim-serverless": lambda: simulated_reward(serverless=True, cold_start_s=5.0, idle_s=10.0),
     "host": hosted_reward,
+    "processes": replicated_reward,
+    "url": served_reward,
+    "url-batches": lambda: served_reward(batch=3, slots=1),
 }

@@ -13,7 +13,7 @@ from rollart.observe.page.samples import Sample, read_samples
 from rollart.observe.page.slots import Failure, Slot
 from rollart.observe.page.timeline import Timeline, TimelineFold
 from rollart.observe.report import Report
-from rollart.observe.steps import EvalRecord, Record, StepFold, StepRecord
+from rollart.observe.steps import EvalRecord, FunctionRecord, Record, StepFold, StepRecord, function_record
 from rollart.types.journal import JournalEvent, TimeUse
 
 MOST_STEPS = 1000
@@ -50,6 +50,8 @@ class PageData(msgspec.Struct, kw_only=True):
     failed: int
     slots: list[Slot]
     slot_count: int
+    functions: dict[str, FunctionRecord]
+    """Use of reward functions."""
     step_s: float | None
     """Mean duration of an environment reset or step."""
     samples: list[Sample]
@@ -99,6 +101,7 @@ def gather(
         failed=slots.failed,
         slots=slots.slowest(),
         slot_count=len(slots.slots),
+        functions={name: function_record(use) for name, use in report.functions.items()},
         step_s=busy_s / answers if busy_s is not None and answers and not pruned else None,
         samples=read_samples(trajectories),
         config=config,

@@ -471,6 +471,16 @@
     return groups.sort((a, b) => b[0].hung - a[0].hung || lasted(b[0]) - lasted(a[0]));
   }
 
+  /** Calls of reward functions, and what they took. */
+  function functions() {
+    const rows = Object.entries(D.functions);
+    byId("functions-part").hidden = !rows.length;
+    const or = (value) => (value ? count(value) : "–");
+    table(byId("functions"), [["task and reward"], ["calls", "number"], ["failed", "number"], ["median", "number"], ["95 %", "number"], ["99 %", "number"], ["retries", "number"], ["hedges", "number"], ["killed", "number"], ["computed here", "number"], ["cold starts", "number"], ["MB sent", "number"], ["replica time", "number"], ["cost", "number"]], rows.map(([name, f]) => [
+      h("code", {}, name), count(f.calls), f.failed ? h("b", { class: "bad" }, count(f.failed)) : "–", seconds(f.p50_s || 0), seconds(f.p95_s || 0), seconds(f.p99_s || 0), or(f.retries), or(f.hedges), or(f.kills), or(f.fallbacks), or(f.cold_starts), f.bytes_out ? (f.bytes_out / 1e6).toFixed(1) : "–", seconds(f.replica_s || 0), f.cost ? f.cost.toPrecision(3) : "–",
+    ]));
+  }
+
   function environments() {
     byId("environments-note").textContent = D.failed ? "A failure is never a reward of 0: the trajectory is dropped and replaced by another one. Good: few failures, spread over slots. If many slots fail at once, their worker or its machine hung." : "Good: no failures, and no slot far slower than the others.";
     if (D.failures.length) {
@@ -486,6 +496,7 @@
       const listed = sum(rows.map((all) => all.length));
       if (listed < D.failed) byId("environments-note").append(` ${count(listed)} of ${count(D.failed)} are listed.`);
     } else byId("failures").replaceChildren(h("tbody", {}, h("tr", {}, h("td", { class: "good" }, "None."))));
+    functions();
     byId("slots-note").textContent = `Slots with the longest waits, out of ${plural(D.slot_count, "slot")}. The journal records the time of a reset, but that of a step only together with the following turn, so compare slots with each other.` + (D.step_s === null ? "" : ` On average a reset or step took ${seconds(D.step_s)}.`);
     const mean = (total, number) => (number ? seconds(total / number) : "–");
     table(byId("slots"), [["longest wait", "number"], ["slot"], ["task"], ["operation"], ["until", "number"], ["episodes", "number"], ["mean reset", "number"], ["mean step and turn", "number"], ["failures", "number"]], D.slots.map((s) => [
