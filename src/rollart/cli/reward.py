@@ -66,6 +66,34 @@ def serve(
 
 
 @app.command()
+def platform(
+    function: Annotated[str, typer.Argument(help="A reward function, such as my_rewards.py:correct.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 = any that is free.")] = 8080,
+    max_replicas: Annotated[int, typer.Option(min=1, help="Replicas at most; each runs one call at a time.")] = 8,
+    idle_s: Annotated[float, typer.Option(min=0, help="Seconds without calls after which a replica ends.")] = 5.0,
+    cpus: Annotated[float, typer.Option(min=0, help="CPUs that a replica reserves.")] = 0.25,
+    address: Annotated[
+        str | None, typer.Option(help="Use this Ray cluster (HOST:PORT, or auto); by default a Ray of its own.")
+    ] = None,
+    secret_env: Annotated[
+        str, typer.Option(help="Environment variable with the secret of clients; without a value, one is generated.")
+    ] = "ROLLART_REWARD_SECRET",
+    grace_s: Annotated[int, typer.Option(min=0, help="Seconds for calls to finish after SIGTERM.")] = 20,
+) -> None:
+    """Serve a reward function on Ray Serve, with as many replicas as calls need, and none while there are no calls.
+
+    Example: rollart reward platform my_rewards.py:correct --max-replicas 8
+    """
+    _need("uvicorn", "ray", "fastapi", extra="functions")
+    from rollart.app.functions.platform import serve_platform  # late: other commands need no Ray
+    from rollart.distributed.serve_platform import PlatformSettings
+
+    settings = PlatformSettings(max_replicas, idle_s, cpus)
+    serve_platform(function, host, port, settings, secret_env=secret_env, grace_s=grace_s, address=address)
+
+
+@app.command()
 def package(
     function: Annotated[str, typer.Argument(help="A reward function, such as my_rewards.py:correct.")],
     target: Annotated[Target, typer.Option(help="Where it will run.")],

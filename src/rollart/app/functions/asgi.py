@@ -41,7 +41,7 @@ class AsgiApplication:
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
-                _ = self._endpoint
+                await self._endpoint.service.start()
                 await send({"type": "lifespan.startup.complete"})
             else:
                 await self._endpoint.service.close()

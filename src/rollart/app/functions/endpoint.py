@@ -72,4 +72,4 @@ class Endpoint:
         if self.service.is_stuck:
             status = "every slot is held by a call that is past its deadline; start this instance again"
             return HttpAnswer(503, msgspec.json.encode({"status": status}))
-        return HttpAnswer(200, msgspec.json.encode({"status": "ok"}))
+        return HttpAnswer(200, msgspec.json.encode({"status": "ok", **self.service.executor.report()}))

@@ -37,11 +37,21 @@ class Executor(Protocol):
     path: str
     kind: RewardKind
     concurrency: int
-    """Calls that may run, or wait for a replica, at once."""
+    """Calls that run at once."""
+    queue: int
+    """Calls that may wait for them; more are refused."""
     can_stop: bool
     """Whether a call ends when `run` is cancelled. Others are left alone: they finish, and are remembered."""
 
+    async def start(self) -> None:
+        """Called on the event loop before the first call."""
+        ...
+
     async def run(self, call: FunctionCall) -> Executed: ...
+
+    def report(self) -> dict[str, float]:
+        """Figures for `/health`."""
+        ...
 
     async def close(self) -> None: ...
 
@@ -54,10 +64,17 @@ class LocalExecutor:
         self.path = path
         self.kind = self._caller.kind
         self.concurrency = concurrency
+        self.queue = 0
         self.can_stop = self._caller.is_async
         self._threads = DaemonThreads()
         self._instance = ""
         self._process = 0
+
+    async def start(self) -> None:
+        pass
+
+    def report(self) -> dict[str, float]:
+        return {}
 
     async def run(self, call: FunctionCall) -> Executed:
         cold = self._process != os.getpid()  # not when it was built: servers fork afterwards

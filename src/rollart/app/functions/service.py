@@ -1,8 +1,8 @@
 """Service of one reward function: which calls run, which are repeated, which are refused. Shared by all targets.
 
 Invariants: a call runs once at a time however often it is requested, and not again while its answer is remembered; at
-most `concurrency` calls run; a request that would only wait is refused with 429 instead. What nobody waits for any
-more is stopped where the executor can, and else keeps its slot until it ends.
+most `concurrency` calls run and `queue` wait; a request for which there is no room is refused with 429. What nobody
+waits for any more is stopped where the executor can, and else keeps its slot until it ends.
 """
 
 import asyncio
@@ -50,13 +50,16 @@ class FunctionService:
         held = [call for call in self._running.values() if call.has_slot]
         return len(held) >= self.executor.concurrency and not any(call.requests for call in held)
 
+    async def start(self) -> None:
+        await self.executor.start()
+
     async def answer(self, request: FunctionRequest) -> FunctionResponse:
         """Answers in the order of the calls; those that missed the deadline are errors to retry."""
         deadline_s = max(request.deadline_s, MIN_DEADLINE_S)
         ids = [identity(call) for call in request.calls]
         remembered = [self._memory.recall(each) for each in ids]
         new = [each for each, known in zip(ids, remembered, strict=True) if not known and each not in self._running]
-        if new and len(self._running) >= self.executor.concurrency:
+        if new and len(self._running) >= self.executor.concurrency + self.executor.queue:
             raise busy(RETRY_AFTER_S)
         joined = {
             each: self._join(each, call)

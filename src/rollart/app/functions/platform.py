@@ -1,0 +1,108 @@
+"""`rollart reward platform`: one reward function on Ray Serve, with as many replicas as calls need, down to none.
+
+    client ──HTTP──► Endpoint, FunctionService (this process) ──► ServePlatform ──► replicas, one call at a time each
+
+Secret, idempotency, limits and the OpenAPI document are those of every other target; only the executor differs.
+"""
+
+import asyncio
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from rollart.app.cluster import connected
+from rollart.app.functions.executor import Executed, LocalExecutor, failure
+from rollart.app.functions.server import serve_on
+from rollart.app.serving.listening import bound, interruptible, secret_of
+from rollart.distributed.ray_local import LocalRay, environment
+from rollart.distributed.serve_platform import (
+    SERVE_ENVIRONMENT,
+    CallLost,
+    PlatformSettings,
+    ServePlatform,
+    started,
+)
+from rollart.gateway.functions.requests import Secret
+from rollart.ports.reward import RewardKind
+from rollart.ports.reward_call import RewardCaller
+from rollart.types.reward_wire import FunctionCall
+
+REPLICA = "rollart.app.functions.platform:ReplicaFunction"
+QUEUE = 4096
+"""Calls that may wait for a replica; more get status 429."""
+FILE_SUFFIXES = (".py", ".toml")
+
+
+class ReplicaFunction:
+    """The function in a replica: a call in, an answer out, both as bytes."""
+
+    def __init__(self, function: str) -> None:
+        self._executor = LocalExecutor(function, 1)
+
+    async def __call__(self, call: bytes) -> bytes:
+        return msgspec.json.encode(await self._executor.run(msgspec.json.decode(call, type=FunctionCall)))
+
+
+class PlatformExecutor:
+    """Runs calls on a platform. A replica that dies costs its call an attempt."""
+
+    can_stop = False
+
+    def __init__(self, path: str, kind: RewardKind, platform: ServePlatform, concurrency: int) -> None:
+        self.path = path
+        self.kind = kind
+        self.concurrency = concurrency
+        self.queue = QUEUE
+        self._platform = platform
+        self._cold_starts = 0
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._watching = asyncio.create_task(self._platform.watch())
+
+    async def run(self, call: FunctionCall) -> Executed:
+        try:
+            executed = msgspec.json.decode(await self._platform.call(msgspec.json.encode(call)), type=Executed)
+        except CallLost as lost:
+            return Executed(failure(call, f"its replica was lost: {lost}", retry=True), "", cold=False)
+        self._cold_starts += executed.cold
+        return executed
+
+    def report(self) -> dict[str, float]:
+        return self._platform.report() | {"cold_starts": self._cold_starts}
+
+    async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+
+
+def serve_platform(
+    function: str,
+    host: str,
+    port: int,
+    settings: PlatformSettings,
+    *,
+    secret_env: str,
+    grace_s: int,
+    address: str | None = None,
+) -> None:
+    """Serve the function with this factory path until a signal; on the cluster at `address`, or on a Ray of its own."""
+    kind = RewardCaller(function).kind  # first: a path that is wrong is noticed before anything starts
+    secret = Secret(secret_of(secret_env), secret_env)
+    with ExitStack() as stack:
+        listening = stack.enter_context(bound(host, port))
+        stack.enter_context(interruptible())
+        stack.enter_context(environment(SERVE_ENVIRONMENT))
+        stack.enter_context(LocalRay() if address is None else connected(address))
+        path = _everywhere(function) if address is None else function
+        platform = stack.enter_context(started(REPLICA, {"function": path}, settings))
+        executor = PlatformExecutor(function, kind, platform, settings.max_replicas)
+        asyncio.run(serve_on(listening, executor, secret, grace_s))
+
+
+def _everywhere(function: str) -> str:
+    """The path for processes with another working directory."""
+    place, _, name = function.rpartition(":")
+    return f"{Path(place).resolve()}:{name}" if place.endswith(FILE_SUFFIXES) else function
