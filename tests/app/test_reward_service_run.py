@@ -63,13 +63,14 @@ def test_faults_of_rewards_cost_no_trajectory(tmp_path: Path, monkeypatch: pytes
     with RewardServer(f"{__name__}:letters", misbehave) as server:
         rewards = [
             {"function": letters, "run": server.url, "secret": "SERVICE_SECRET", "deadline_s": 5, "price": 0.5},
-            {"function": stubborn, "run": "processes", "slots": 2, "weight": 0, "deadline_s": 15},
+            {"function": stubborn, "run": "processes", "slots": 2, "weight": 0, "deadline_s": 10},
         ]
         task = rollart.Task(Echo, rewards=rewards, max_turns=1, max_turn_tokens=8, environments=16)
         result = rollart.run(
             tasks={"echo": task},
             model=rollart.tiny_model(),
-            batch={"trajectories": 32, "group_size": 4},
+            mode="sync_plus",  # every batch waits for all its trajectories
+            batch={"trajectories": 32, "group_size": 4, "min_group_size": 4, "replace_late": False},
             steps=3,
             redact=["key-[0-9]+"],
             out=tmp_path / "run",
