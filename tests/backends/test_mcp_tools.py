@@ -127,6 +127,7 @@ def test_over_http(url: str) -> None:
     task.close()
 
 
+@pytest.mark.long
 def test_a_server_per_episode(pids: Any) -> None:
     task = task_of(api.mcp(SERVER, env=pids.env, per_episode=True))
     one, two = Episode(task), Episode(task)
@@ -151,6 +152,7 @@ def test_a_server_that_dies_fails_the_episode_and_is_started_again(pids: Any) ->
     task.close()
 
 
+@pytest.mark.long
 def test_a_call_that_hangs_is_bounded(pids: Any) -> None:
     task = task_of(api.mcp(SERVER, env=pids.env), tool_timeout_s=0.5)
     episode = Episode(task)
@@ -181,6 +183,7 @@ def capital(country: str) -> str:
     return country
 
 
+@pytest.mark.long
 def test_names_of_tools_are_unique(pids: Any) -> None:
     task = task_of(capital, api.mcp(SERVER, env=pids.env))
     with pytest.raises(RequestError, match="two tools have the name 'capital'"):
@@ -194,6 +197,7 @@ def test_what_is_no_server(server: Any) -> None:
         api.mcp(server)
 
 
+@pytest.mark.long
 def test_a_killed_worker_leaves_no_server(tmp_path: Path, pids: Any) -> None:
     script = tmp_path / "worker.py"
     script.write_text(

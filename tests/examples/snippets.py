@@ -32,8 +32,9 @@ def correct(t: rollart.Transcript) -> float:
 
 
 def looked_up(t: rollart.Transcript) -> float:
-    """The right answer, found with the tool."""
-    return float(t.final_text == t.prompt["answer"] and any(turn.calls for turn in t.turns))
+    """A little for using the tool, the rest for the right answer after that."""
+    called = any(not call.error for turn in t.turns for call in turn.calls)
+    return called * (0.2 + 0.8 * correct(t))
 
 
 def task(name: str) -> rollart.Task:
@@ -53,7 +54,7 @@ def run(name: str, **changes: Any) -> rollart.Result:
         "model": rollart.tiny_model(words.Words.vocabulary),
         "codec": f"{HERE / 'words.py'}:Words",
         "batch": {"trajectories": 32, "group_size": 8},
-        "trainer": {"learning_rate": 2e-3},
+        "trainer": {"learning_rate": 5e-3},
         "tasks": {name: task(name)},
     }
     return rollart.run(**{**settings, **changes})

@@ -5,8 +5,9 @@
     2   groups of other sizes: `GroupRules`, `MembersLost`, `RedundancyChanged`, `GroupOpened.alpha`, `Ticket.losses`
     3   `MemberReplaced`; nodes: `WorkerWaits`, `WorkerPlaced`, `WorkerLeaves`, `WorkerLeft`
     4   `AffinityChanged`, `RunStarted.affinity`; several rewards: `RunStarted.rewards`, `RewardGiven`, `RewardFailed`
+    5   several attempts at a held-out prompt: `EvalEnded.samples`, `EvalEnded.pass_at`
 
-A journal in SQLite has its format in `PRAGMA user_version`, a trace of JSON lines in its first line, `{"format":4}`.
+A journal in SQLite has its format in `PRAGMA user_version`, a trace of JSON lines in its first line, `{"format":5}`.
 Events of an older format are migrated when read, so readers only see events of the current format. A resume appends to
 the journal, so the journal is first migrated in place (`migrate`).
 
@@ -28,7 +29,7 @@ RawEvent = dict[str, Any]
 Migration = dict[str, Callable[[RawEvent], RawEvent]]
 """Per kind of event, its conversion to the next format."""
 
-FORMAT = 4
+FORMAT = 5
 
 _decoder: msgspec.msgpack.Decoder[JournalEvent] = msgspec.msgpack.Decoder(JournalEvent)
 _json_decoder: msgspec.json.Decoder[JournalEvent] = msgspec.json.Decoder(JournalEvent)
@@ -159,6 +160,7 @@ def _trajectory_ended_0(raw: RawEvent) -> RawEvent:
 MIGRATIONS: tuple[Migration, ...] = (
     {"RunEnded": _run_ended_0, "TrajectoryEnded": _trajectory_ended_0},
     {},  # without `GroupRules` groups are whole, and the other fields have their defaults
+    {},
     {},
     {},
 )
