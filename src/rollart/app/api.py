@@ -23,6 +23,7 @@ from rollart.config.suggest import did_you_mean
 from rollart.observe.report import Report
 from rollart.ports.factory import LOCAL, SESSION, file_being_loaded
 from rollart.types.errors import RequestError
+from rollart.types.journal import EvalEnded
 
 ONE_POOL: Tables = {"pools": {"local": {}}}
 """Base of a run without a config: one engine."""
@@ -41,10 +42,13 @@ BYTE_VOCABULARY = 260
 
 
 class HeldOut(NamedTuple):
-    """Mean reward on held-out episodes, in the first and in the last evaluation; None if no episode was scored."""
+    """Mean reward on held-out episodes (mean@k), in the first and in the last evaluation; None if none was scored."""
 
     before: float | None
     after: float | None
+    pass_before: Mapping[int, float]
+    """pass@k by k in the first evaluation; empty if there is one attempt at each prompt (`eval_samples`)."""
+    pass_after: Mapping[int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +63,13 @@ class Result:
     @property
     def held_out(self) -> dict[str, HeldOut]:
         """Scores of every task that was evaluated."""
-        means: dict[str, list[float | None]] = {}
+        rounds: dict[str, list[EvalEnded]] = {}
         for evaluation in self.report.evaluations:
-            means.setdefault(evaluation.task, []).append(evaluation.mean_reward)
-        return {task: HeldOut(values[0], values[-1]) for task, values in means.items()}
+            rounds.setdefault(evaluation.task, []).append(evaluation)
+        return {
+            task: HeldOut(each[0].mean_reward, each[-1].mean_reward, _by_k(each[0]), _by_k(each[-1]))
+            for task, each in rounds.items()
+        }
 
 
 def run(
@@ -149,6 +156,10 @@ def merged(tables: Tables, changes: Tables) -> dict[str, Any]:
         new, old = plain(value), plain(out.get(key))
         out[key] = merged(old, new) if isinstance(old, Mapping) and isinstance(new, Mapping) else new
     return {key: plain(value) for key, value in out.items()}
+
+
+def _by_k(evaluation: EvalEnded) -> dict[int, float]:
+    return {int(k): value for k, value in evaluation.pass_at.items()}
 
 
 def _tables(config: Mapping[str, Any] | RunConfig | Path | str | None) -> Tables:

@@ -50,7 +50,7 @@ def as_model(config: RunConfig, folder: Path, checkpoint: Path) -> Iterator[Path
         yield Path(scratch) / MODEL
 
 
-def config_for(config: RunConfig, model: Path, task: str, episodes: int) -> RunConfig:
+def config_for(config: RunConfig, model: Path, task: str, episodes: int, samples: int = 0) -> RunConfig:
     """Config of a run with no steps and one evaluation of one task.
 
     Everything runs in this process: pools with their own interpreter get the torch engine.
@@ -62,7 +62,8 @@ def config_for(config: RunConfig, model: Path, task: str, episodes: int) -> RunC
         raise RequestError(
             f"--task {name!r} is not in the run{did_you_mean(name, config.tasks)}; it has {', '.join(config.tasks)}"
         )
-    only = config.tasks[name].model_copy(update={"eval_episodes": episodes})
+    several = {"eval_samples": samples} if samples else {}
+    only = config.tasks[name].model_copy(update={"eval_episodes": episodes, **several})
     pools = {
         pool: settings.model_copy(update={"engine": "torch", "python": ""}) if settings.python else settings
         for pool, settings in config.pools.items()

@@ -41,7 +41,8 @@ class ProgressLogger:
                 return self._step(event)
             case j.EvalEnded():
                 mean = "no score" if event.mean_reward is None else f"{event.mean_reward:.3f}"
-                return f"held-out {event.task}: {mean} over {event.scored} of {event.episodes} episodes"
+                passed = "".join(f", pass@{k} {value:.3f}" for k, value in event.pass_at.items())
+                return f"held-out {event.task}: {mean} over {event.scored} of {event.episodes} episodes{passed}"
             case _:
                 return mishap(event)
         return ""

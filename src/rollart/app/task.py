@@ -30,7 +30,7 @@ def mcp(
     env: Mapping[str, str] | None = None,
     tools: Sequence[str] = (),
     per_episode: bool = False,
-    starts_s: float = 30.0,
+    starts_s: float = 120.0,
 ) -> Mcp:
     """The tools of an MCP server, for `rollart.Task(tools=…)`.
 

@@ -292,7 +292,8 @@ def _learned(report: Report, baselines: Baselines) -> Table:
 
 def _score(evaluation: EvalEnded) -> str:
     mean = "no score" if evaluation.mean_reward is None else f"{evaluation.mean_reward:.3f}"
-    return f"{mean} (step {evaluation.step})"
+    passed = "".join(f", pass@{k} {value:.3f}" for k, value in evaluation.pass_at.items())
+    return f"{mean}{passed} (step {evaluation.step})"
 
 
 def _table(*columns: str) -> Table:

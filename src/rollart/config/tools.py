@@ -21,7 +21,7 @@ class McpServer(Strict):
     """Names of the tools to offer; by default all."""
     per_episode: bool = False
     """Every episode gets a connection of its own, for servers that keep state; otherwise a worker has one."""
-    starts_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
+    starts_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 120.0
     """Limit of connecting and listing the tools."""
 
     @model_validator(mode="before")

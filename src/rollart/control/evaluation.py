@@ -1,20 +1,23 @@
 """Evaluation rounds: held-out episodes through the same control plane, beside training.
 
-Every round plays the same held-out prompts. Its episodes start before new training work. During training they occupy
-at most a quarter of a task's environments, so that they do not stall a batch; before the first step, and when the loop
-waits for them, they may use all. A failed episode is not a score of 0: it is left out of the mean and counted.
+Every round plays the same held-out prompts, each as often as configured. Its episodes start before new training work.
+During training they occupy at most a quarter of a task's environments, so that they do not stall a batch; before the
+first step, and when the loop waits for them, they may use all. A failed episode is not a score of 0: it is left out of
+the mean and counted.
 """
 
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rollart.control.context import Context
 from rollart.policy.liveness import EVAL_ATTEMPTS, episode_bound_s, eval_concurrency
+from rollart.policy.passes import passes
 from rollart.ports.prompts import PromptSource
 from rollart.types.errors import RunError
+from rollart.types.ids import PromptId
 from rollart.types.journal import EvalEnded
 from rollart.types.trajectory import Ticket, Trajectory
 
@@ -25,8 +28,10 @@ class _Round:
     waiting: deque[Ticket]
     episodes: int
     at_once: int
+    samples: int
     running: int = 0
-    rewards: list[float] = field(default_factory=list)
+    rewards: dict[PromptId, list[float]] = field(default_factory=dict)
+    """By prompt: those of its attempts."""
     failed: int = 0
 
     @property
@@ -55,9 +60,9 @@ class Evaluation:
             if settings.eval_episodes and task not in self._rounds:
                 source = self._prompts[task]
                 source.seek(self._start[task])
-                tickets = deque(Ticket(-1, source.next()) for _ in range(settings.eval_episodes))
+                tickets = deque(_tickets(source, settings.eval_episodes, settings.eval_samples))
                 at_once = eval_concurrency(config, task, alone=False)
-                self._rounds[task] = _Round(step, tickets, settings.eval_episodes, at_once)
+                self._rounds[task] = _Round(step, tickets, len(tickets), at_once, settings.eval_samples)
         self._episodes_waiting()
 
     def use_all_environments(self) -> None:
@@ -77,7 +82,7 @@ class Evaluation:
     def scored(self, trajectory: Trajectory) -> None:
         round = self._rounds[trajectory.task]
         if trajectory.reward is not None:
-            round.rewards.append(trajectory.reward)
+            round.rewards.setdefault(trajectory.prompt.id, []).append(trajectory.reward)
         self._ended(trajectory.task, round)
 
     def failed(self, task: str) -> None:
@@ -101,8 +106,24 @@ class Evaluation:
         round.running -= 1
         if round.over:
             del self._rounds[task]
-            scored = len(round.rewards)
-            mean = math.fsum(round.rewards) / scored if scored else None
-            self._context.record(EvalEnded(self._context.now(), task, round.step, round.episodes, scored, mean))
+            rewards = [reward for attempts in round.rewards.values() for reward in attempts]
+            mean = math.fsum(rewards) / len(rewards) if rewards else None
+            pass_at: dict[str, float] = {}
+            if round.samples > 1:
+                pass_at = passes(round.rewards, round.samples, self._context.config.tasks[task].pass_reward)
+            now, episodes = self._context.now(), round.episodes
+            self._context.record(EvalEnded(now, task, round.step, episodes, len(rewards), mean, round.samples, pass_at))
         if self._done is not None and not self._done.done():
             self._done.set_result(None)
+
+
+def _tickets(source: PromptSource, prompts: int, samples: int) -> Iterator[Ticket]:
+    """All attempts at the next prompts, each prompt once: a source with fewer begins again."""
+    seen: dict[PromptId, None] = {}
+    while len(seen) < prompts:
+        prompt = source.next()
+        if prompt.id in seen:
+            return
+        seen[prompt.id] = None
+        # The member number makes each attempt a sample of its own.
+        yield from (Ticket(-1, prompt, next_member=number) for number in range(samples))

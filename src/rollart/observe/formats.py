@@ -5,7 +5,8 @@
     2   groups of other sizes: `GroupRules`, `MembersLost`, `RedundancyChanged`, `GroupOpened.alpha`, `Ticket.losses`
     3   `MemberReplaced`; nodes: `WorkerWaits`, `WorkerPlaced`, `WorkerLeaves`, `WorkerLeft`
     4   `AffinityChanged`, `RunStarted.affinity`; several rewards: `RunStarted.rewards`, `RewardGiven`, `RewardFailed`
-    5   `RewardsUsed`; elastic pools: `RunStarted.elasticity`, `RoomChanged`, `EnginesChanged`, `EnginesForgiven`
+    5   `RewardsUsed`; elastic pools: `RunStarted.elasticity`, `RoomChanged`, `EnginesChanged`, `EnginesForgiven`;
+        several attempts at a held-out prompt: `EvalEnded.samples`, `EvalEnded.pass_at`
 
 A journal in SQLite has its format in `PRAGMA user_version`, a trace of JSON lines in its first line, `{"format":5}`.
 Events of an older format are migrated when read, so readers only see events of the current format. A resume appends to

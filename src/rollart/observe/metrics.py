@@ -71,7 +71,8 @@ class MetricsSink:
 def scalars(record: Record) -> dict[str, float]:
     """A record as numbers with hierarchical names."""
     if isinstance(record, EvalRecord):
-        return {} if record.mean_reward is None else {f"held_out/{record.task}": record.mean_reward}
+        mean = {} if record.mean_reward is None else {f"held_out/{record.task}": record.mean_reward}
+        return mean | {f"held_out/{record.task}/pass@{k}": value for k, value in record.pass_at.items()}
     numbers = {f"reward/{task}": value for task, value in record.rewards.items()}
     numbers |= {f"kept_reward/{task}": value for task, value in record.kept_rewards.items()}
     numbers |= {f"reward_parts/{name}": value for name, value in record.reward_parts.items()}

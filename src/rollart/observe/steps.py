@@ -82,6 +82,8 @@ class EvalRecord(msgspec.Struct, kw_only=True, tag="eval"):
     task: str
     episodes: int
     mean_reward: float | None
+    samples: int = 1
+    pass_at: dict[str, float] = {}
 
 
 Record = StepRecord | EvalRecord
@@ -229,6 +231,8 @@ class StepFold:
                         task=event.task,
                         episodes=event.episodes,
                         mean_reward=event.mean_reward,
+                        samples=event.samples,
+                        pass_at=event.pass_at,
                     )
                 )
             case _:

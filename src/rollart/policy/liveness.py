@@ -92,7 +92,7 @@ def _evaluation_bound_s(config: RunConfig) -> float:
         return 0.0
     alone = config.mode_settings.interrupt
     rounds = {
-        task: math.ceil(settings.eval_episodes / eval_concurrency(config, task, alone=alone))
+        task: math.ceil(settings.eval_episodes * settings.eval_samples / eval_concurrency(config, task, alone=alone))
         for task, settings in config.tasks.items()
     }
     return max(EVAL_ATTEMPTS * rounds[task] * episode_bound_s(config, task) for task in config.tasks)

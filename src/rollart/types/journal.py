@@ -448,13 +448,17 @@ class ShareRedistributed(Event, frozen=True):
 
 
 class EvalEnded(Event, frozen=True):
-    """One round of held-out episodes. `mean_reward` is over those that ended with a reward."""
+    """One round of held-out episodes. `mean_reward` is over those that ended with a reward: mean@k."""
 
     task: str
     step: int
     episodes: int
     scored: int
     mean_reward: float | None
+    samples: int = 1
+    """Attempts at each prompt."""
+    pass_at: dict[str, float] = {}
+    """pass@k by k; empty if there was one attempt at each prompt."""
 
 
 class TimeUse(enum.StrEnum):

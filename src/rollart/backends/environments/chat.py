@@ -10,11 +10,13 @@ the turns with calls: an agent that reaches it ends as truncated, its own result
 
 import asyncio
 import inspect
+import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from rollart.backends.environments.codec import Codec
 from rollart.backends.environments.dialogue import describes_tools, open_dialogue, tool_format
+from rollart.backends.environments.mcp_tools import SHARED, McpServers
 from rollart.backends.environments.prompt_text import PromptText
 from rollart.backends.environments.tool_calls import Call, Malformed, instructions, parse
 from rollart.backends.environments.tools import (
@@ -28,6 +30,7 @@ from rollart.backends.environments.tools import (
 )
 from rollart.config.schema import TaskSettings
 from rollart.config.suggest import did_you_mean
+from rollart.config.tools import Mcp
 from rollart.ports.environment import TextStep
 from rollart.ports.factory import load
 from rollart.types.chat import Message, ToolSchema
@@ -46,31 +49,36 @@ class ChatTask:
         self.settings = settings
         self._codec = codec
         self._text = PromptText(settings)
+        servers = [tool.mcp for tool in settings.tools if isinstance(tool, Mcp)]
+        self.servers = McpServers(servers, settings.tool_timeout_s) if servers else None
+        self.numbers = itertools.count(SHARED + 1)
+        """Of episodes, for connections of their own."""
         self.targets = [load(tool) for tool in settings.tools if isinstance(tool, str)]
         self.schemas: list[ToolSchema] = [schema for target in self.targets for schema in schemas_of(target)]
-        _check_names(self.schemas)
+        """Of the Python tools."""
+        check_names(self.schemas)
         self.format = tool_format(codec) if settings.tool_format == "auto" else settings.tool_format
         self._by_template = describes_tools(codec) and self.format == tool_format(codec)
 
-    def messages(self, row: Mapping[str, Any]) -> list[Message]:
-        """The first messages of a row; `RequestError` if it lacks a field."""
+    def messages(self, row: Mapping[str, Any], tools: Sequence[ToolSchema] | None = None) -> list[Message]:
+        """The first messages of a row, with these tools; `RequestError` if it lacks a field."""
         messages = self._text.messages(row)
-        if not self.schemas or self._by_template:
+        tools = self.schemas if tools is None else tools
+        if not tools or self._by_template:
             return messages
-        told = instructions(self.format, self.schemas)
+        told = instructions(self.format, tools)
         if messages[0]["role"] == "system":
             return [{"role": "system", "content": f"{messages[0]['content']}\n{told}"}, *messages[1:]]
         return [{"role": "system", "content": told}, *messages]
 
-    @property
-    def offered(self) -> Sequence[ToolSchema]:
+    def offered(self, tools: Sequence[ToolSchema]) -> Sequence[ToolSchema]:
         """Schemas that the chat template describes."""
-        return self.schemas if self._by_template else ()
+        return tools if self._by_template else ()
 
     def try_out(self, row: Mapping[str, Any]) -> None:
         """Render a row, an answer and the results of two tools, for what the chat template cannot do."""
         assert self._codec is not None
-        dialogue = open_dialogue(self._codec, self.offered)
+        dialogue = open_dialogue(self._codec, self.offered(self.schemas))
         dialogue.observe(self.messages(row))
         if self.settings.tools:
             dialogue.acted([])
@@ -78,6 +86,8 @@ class ChatTask:
 
     def close(self) -> None:
         """End what is shared."""
+        if self.servers is not None:
+            self.servers.close()
 
 
 class ChatEnvironment:
@@ -85,6 +95,7 @@ class ChatEnvironment:
 
     def __init__(self, task: ChatTask) -> None:
         self._task = task
+        self._number = next(task.numbers)
         self._tools: dict[str, Tool] = {}
         self._objects: list[Any] = []
 
@@ -98,12 +109,29 @@ class ChatEnvironment:
             else:
                 functions = [target]
             for function in functions:
-                tool = FunctionTool(function, timeout_s)
-                self._tools[tool.schema["function"]["name"]] = tool
-        return TextStep(self._task.messages(prompt.data), tools=self._task.offered)
+                self._offer(FunctionTool(function, timeout_s))
+        return self._begun(prompt) if self._task.servers is None else self._connected(self._task.servers, prompt)
+
+    async def _connected(self, servers: McpServers, prompt: Prompt) -> TextStep:
+        tools = await servers.tools(self._number)
+        check_names([*self._schemas, *(tool.schema for tool in tools)])
+        for tool in tools:
+            self._offer(tool)
+        return self._begun(prompt)
+
+    def _offer(self, tool: Tool) -> None:
+        self._tools[tool.schema["function"]["name"]] = tool
+
+    @property
+    def _schemas(self) -> list[ToolSchema]:
+        return [tool.schema for tool in self._tools.values()]
+
+    def _begun(self, prompt: Prompt) -> TextStep:
+        tools = self._schemas
+        return TextStep(self._task.messages(prompt.data, tools), tools=self._task.offered(tools))
 
     def step(self, action: str) -> TextStep | Awaitable[TextStep]:
-        calls = parse(self._task.format, action, self._task.schemas) if self._tools else []
+        calls = parse(self._task.format, action, self._schemas) if self._tools else []
         return self._called(calls) if calls else TextStep("", done=True)
 
     async def _called(self, calls: Sequence[Call | Malformed]) -> TextStep:
@@ -144,6 +172,8 @@ class ChatEnvironment:
             ended = None if close is None else close()
             if inspect.isawaitable(ended):
                 await ended
+        if self._task.servers is not None:
+            await self._task.servers.leave(self._number)
 
 
 def _built(target: type, prompt: Prompt) -> Any:
@@ -151,7 +181,7 @@ def _built(target: type, prompt: Prompt) -> Any:
     return target(prompt=prompt) if "prompt" in inspect.signature(target).parameters else target()
 
 
-def _check_names(schemas: Sequence[ToolSchema]) -> None:
+def check_names(schemas: Sequence[ToolSchema]) -> None:
     names = names_of(schemas)
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
