@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -24,7 +24,7 @@ import msgspec
 from rich.console import Console
 
 from rollart.app.checkpoints import check_unused, checkpoint_place, held_versions, is_url, newest_name
-from rollart.app.cluster import check_placement, connected, served_files
+from rollart.app.cluster import check_placement, cluster_nodes, connected, served_files
 from rollart.app.compose import (
     check_interpreters,
     check_real,
@@ -35,6 +35,7 @@ from rollart.app.compose import (
     rank_needs,
     real_parts,
 )
+from rollart.app.devices import leave_split, plan_devices
 from rollart.app.interruption import Interruption
 from rollart.app.progress import ProgressLogger
 from rollart.app.report_page import leave_page
@@ -142,7 +143,12 @@ def carry_out(
         if cluster is not None:
             for reason in check_placement(plan.config, resumed=plan.folder is not None):
                 say(f"waits for nodes: {reason}")
+        devices = plan_devices(plan.config, None if cluster is None else cluster_nodes(), plan.folder)
         folder = _new_folder(out, plan.config) if plan.folder is None else plan.folder
+        leave_split(folder, devices)
+        plan = replace(plan, config=devices.config)
+        if devices.chosen:
+            say(devices.sentence())
         if cluster is not None:
             cluster.advice = _go_on(folder)
         return _carry_out(plan, folder, lambda config: _hosts(runtime, config, folder, cores, cluster), interruption)
