@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollart.app.checkpoints import CHECKPOINTS
-from rollart.app.compose import worker_specs
+from rollart.app.compose import first_workers
 from rollart.config.schema import RunConfig
 from rollart.control.fleet import WorkerSpec
 from rollart.policy.placement import Planned, emptied, impossible, plan
@@ -48,16 +48,18 @@ def cluster_nodes() -> list[Node]:
 
 def placement(config: RunConfig) -> list[Planned]:
     """Where the workers of a run would be placed now."""
-    return plan(_asked(worker_specs(config, None, None)), cluster_nodes())
+    return plan(_asked(first_workers(config)), cluster_nodes())
 
 
 def check_placement(config: RunConfig, *, resumed: bool) -> list[str]:
     """Refuse a run with workers that the cluster can never place; what is only occupied is waited for.
 
+    Of an elastic pool only the minimum has to fit.
+
     A resumed run may have lost nodes: it starts with what is left, as long as every role has a worker that fits.
     Returns what the others wait for.
     """
-    specs = worker_specs(config, None, None)
+    specs = first_workers(config, least=True)
     nodes = cluster_nodes()
     alone = impossible(_asked(specs), nodes)
     together = [each for each in plan(_asked(specs), emptied(nodes)) if each.node is None]

@@ -271,6 +271,18 @@ def worker_specs(
     ]
 
 
+def first_workers(config: RunConfig, *, least: bool = False) -> list[WorkerSpec]:
+    """Specs of the workers that a run starts with, for display only. `least`: of those that it cannot do without."""
+    engines = {name: bounds.min if least else bounds.first for name, bounds in config.elastic_pools().items()}
+    return [
+        spec
+        for spec in worker_specs(config, None, None)
+        if spec.role is not Role.ENGINE
+        or spec.pool not in engines
+        or int(spec.name.rpartition("/")[2]) < engines[spec.pool]
+    ]
+
+
 @contextmanager
 def process_store(config: RunConfig, folder: Path) -> Iterator[WeightStore]:
     """Weight store for workers in other processes: in shared memory if the size of the model is known."""
@@ -316,7 +328,7 @@ def _version_sizes(config: RunConfig) -> VersionBytes | None:
         tensors = read_shape(config.model).tensors()
     except RequestError:
         return None
-    entry_bytes = config.trainer.ranks * TENSOR_ENTRY_BYTES  # ranks publish shards
+    entry_bytes = max(1, config.trainer.ranks) * TENSOR_ENTRY_BYTES  # ranks publish shards
     nbytes = sum(math.prod(shape) * LARGEST_NUMBER_BYTES + entry_bytes for shape in tensors.values())
     return VersionBytes(nbytes + STORE_ROOM_BYTES, _adapter_bytes(config.trainer.lora, tensors.values()))
 
@@ -347,18 +359,24 @@ def _engines(config: RunConfig, store: WeightStore | None) -> list[WorkerSpec]:
             {**shared, "pool": pool},
             pool.hardware or name,
             interpreter_of(pool),
-            Needs(
-                pool.ranks,
-                pool.cpus,
-                round(pool.memory_gb * 1e9),
-                labels_of(pool),
-                tuple(labels_of(config.pools[other]) for other in pool.fallback),
-                name,
-            ),
+            engine_needs(config, name),
         )
         for name, pool in config.pools.items()
         for index in range(pool.range.max)
     ]
+
+
+def engine_needs(config: RunConfig, name: str) -> Needs:
+    """What each engine of a pool reserves."""
+    pool = config.pools[name]
+    return Needs(
+        pool.ranks if pool.gpu_share == 1 else pool.ranks * pool.gpu_share,
+        pool.cpus,
+        round(pool.memory_gb * 1e9),
+        labels_of(pool),
+        tuple(labels_of(config.pools[other]) for other in pool.fallback),
+        name,
+    )
 
 
 def labels_of(pool: PoolSettings) -> Labels:
@@ -366,7 +384,7 @@ def labels_of(pool: PoolSettings) -> Labels:
     return pool.labels | ({ACCELERATOR: pool.accelerator} if pool.accelerator else {})
 
 
-def _on(config: RunConfig, pool: str, *, gpus: int = 0, cpus: float) -> Needs:
+def _on(config: RunConfig, pool: str, *, gpus: float = 0, cpus: float) -> Needs:
     """Needs of a worker that prefers the nodes of a pool; empty = any node."""
     labels = labels_of(config.pools[pool]) if pool else {}
     return Needs(gpus, cpus, labels=labels, fallback=(ANYWHERE,), pool=pool)
@@ -427,11 +445,11 @@ def _trainer(
         TRAINER_FACTORY,
         settings,
         needs=rank_needs(config),
-        ranks=config.trainer.ranks,
+        ranks=max(1, config.trainer.ranks),
     )
 
 
 def rank_needs(config: RunConfig) -> Needs:
     """What each rank of the trainer reserves."""
     trainer = config.trainer
-    return _on(config, trainer.pool, gpus=1 if trainer.device == "cuda" else 0, cpus=trainer.cpus)
+    return _on(config, trainer.pool, gpus=trainer.gpu_share if trainer.device == "cuda" else 0, cpus=trainer.cpus)

@@ -24,7 +24,7 @@ import msgspec
 from rich.console import Console
 
 from rollart.app.checkpoints import check_unused, checkpoint_place, held_versions, is_url, newest_name
-from rollart.app.cluster import check_placement, connected, served_files
+from rollart.app.cluster import check_placement, cluster_nodes, connected, served_files
 from rollart.app.compose import (
     check_interpreters,
     check_real,
@@ -35,6 +35,7 @@ from rollart.app.compose import (
     rank_needs,
     real_parts,
 )
+from rollart.app.devices import leave_split, plan_devices
 from rollart.app.given_prompts import FOLDER as PROMPTS
 from rollart.app.given_prompts import keep_rows, located
 from rollart.app.interruption import Interruption
@@ -151,10 +152,15 @@ def carry_out(
         if cluster is not None:
             for reason in check_placement(plan.config, resumed=plan.folder is not None):
                 say(f"waits for nodes: {reason}")
-        folder = plan.folder
+        devices = plan_devices(plan.config, None if cluster is None else cluster_nodes(), plan.folder)
+        folder, config = plan.folder, devices.config
         if folder is None:
             folder = free_folder(out, plan.config.name, plan.config)
-            plan = Plan(located(keep_rows(plan.config, folder), folder))
+            config = located(keep_rows(config, folder), folder)
+        leave_split(folder, devices)
+        plan = replace(plan, config=config)
+        if devices.chosen:
+            say(devices.sentence())
         if cluster is not None:
             cluster.advice = _go_on(folder)
         callback = load(plan.config.on_step) if on_step is None and plan.config.on_step else on_step

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -18,6 +19,9 @@ from rollart.observe.steady import Steady
 from rollart.policy.placement import Planned
 from rollart.types.journal import EvalEnded, TimeUse
 from rollart.types.reward_use import RewardUse
+
+if TYPE_CHECKING:
+    from rollart.app.devices import DevicePlan
 
 Baselines = Mapping[str, Mapping[str, float]]
 """Scores of scripted policies on the held-out prompts of a task, worst first."""
@@ -58,6 +62,28 @@ def show_plan(console: Console, config: RunConfig, workers: Sequence[WorkerSpec]
             f"{settings.environments} environments, turns on {classes or 'any engine'}",
             highlight=False,
         )
+
+
+def show_devices(console: Console, plan: "DevicePlan") -> None:
+    """Show the first split of devices, and the memory that each kind of worker needs."""
+    console.print(plan.sentence(), highlight=False)
+    if not plan.memory:
+        console.print("the shape of the model is not known yet, so its memory is not estimated", highlight=False)
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("memory of one", "part", "size", "arithmetic"):
+        table.add_column(column, justify="right" if column == "size" else "left")
+    for memory in plan.memory:
+        for number, part in enumerate(memory.parts):
+            table.add_row("" if number else memory.who, part.name, _size(part.nbytes), part.formula)
+        there = "unknown" if memory.limit is None else _size(memory.limit)
+        verdict = "" if memory.fits else "[bold red]does not fit[/]"
+        table.add_row("", "total", _size(memory.nbytes), f"of {there} {verdict}", end_section=True)
+    console.print(table)
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e9:,.2f} GB" if nbytes >= 10**8 else f"{nbytes / 1e6:,.2f} MB"
 
 
 def show_placement(console: Console, planned: Sequence[Planned], there: str) -> None:

@@ -11,10 +11,11 @@ from rich.console import Console
 
 from rollart.app.checkpoints import newest_name
 from rollart.app.cluster import check_placement, cluster_nodes, connected, placement
-from rollart.app.compose import baselines_of, worker_specs
+from rollart.app.compose import baselines_of, first_workers
+from rollart.app.devices import plan_devices
 from rollart.app.run_folder import CONFIG, JOURNAL
 from rollart.app.running import RuntimeKind, carry_out, new_run, require, resumed_run
-from rollart.cli.render import show_placement, show_plan, show_report
+from rollart.cli.render import show_devices, show_placement, show_plan, show_report
 from rollart.config.load import load_toml, override
 from rollart.config.suggest import did_you_mean
 from rollart.observe.journal import digest, read_journal
@@ -60,9 +61,11 @@ def train(
         plan = new_run(override(load_toml(config_file(config or QUICKSTART)), assignments))
     if dry_run:
         with connected(address) as cluster:
-            show_plan(Console(), plan.config, worker_specs(plan.config, None, None))
+            devices = plan_devices(plan.config, None if cluster is None else cluster_nodes(), plan.folder)
+            show_plan(Console(), devices.config, first_workers(devices.config))
+            show_devices(Console(), devices)
             if cluster is not None:
-                show_placement(Console(), placement(plan.config), inventory(cluster_nodes()))
+                show_placement(Console(), placement(devices.config), inventory(cluster_nodes()))
                 check_placement(plan.config, resumed=resume is not None)
         return
     folder, report = carry_out(plan, runtime, out, address=address)

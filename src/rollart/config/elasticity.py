@@ -21,6 +21,11 @@ class EngineRange(Strict):
     start: Annotated[int, Field(ge=0)] | None = None
     """Engines at the start; by default as many as the first split gives the pool."""
 
+    @property
+    def first(self) -> int:
+        """Engines at the start, where no split has been made."""
+        return self.max if self.start is None else self.start
+
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.min > self.max:

@@ -234,6 +234,9 @@ class PoolSettings(Strict):
     """Pools whose nodes may host its engines while its own have no room; by default they wait (on a cluster)."""
     ranks: NotNegative = 0
     """GPUs of one engine, all on one node; 0 = it runs on CPUs (on a cluster)."""
+    gpu_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of its GPU that one engine reserves; less than 1 to share it with the trainer or other engines, which
+    reserve the rest (on a cluster). Nothing sleeps meanwhile: all of them must fit into the memory of the GPU."""
     cpus: NotNegativeReal = 1.0
     """CPUs that one engine reserves (on a cluster; on this machine alone nothing is reserved)."""
     memory_gb: NotNegativeReal = 0.0
@@ -267,7 +270,7 @@ class PoolSettings(Strict):
         if isinstance(self.engines, EngineRange):
             return self.engines
         if self.engines == AUTO:
-            return EngineRange(min=1, max=AUTO_ENGINES)
+            return EngineRange(min=1, max=AUTO_ENGINES, start=1)
         assert isinstance(self.engines, int)
         return EngineRange.model_construct(min=self.engines, max=self.engines, start=self.engines)
 
@@ -628,6 +631,8 @@ def _check_pool(name: str, pool: PoolSettings) -> None:
         raise ConfigError(
             f"pools.{name}", f"{hardware!r} cannot be the name of a hardware class; set pools.{name}.hardware"
         )
+    if pool.gpu_share < 1 and pool.ranks != 1:
+        raise ConfigError(f"pools.{name}.gpu_share", f"an engine of {pool.ranks} GPUs takes all of each; set ranks = 1")
     if pool.inject and pool.engine != "torch":
         raise ConfigError(f"pools.{name}.inject", f"the {pool.engine} engine cannot be slowed on purpose; torch can")
 

@@ -3,13 +3,17 @@
 import math
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from rollart.config.base import Strict
 
 KEEP_CHECKPOINTS = 2
 """Default number of checkpoints to keep."""
 PositiveReal = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def _zero_if_automatic(value: object) -> object:
+    return 0 if value == "auto" else value
 
 
 class Schedule(Strict):
@@ -77,8 +81,12 @@ class TrainerSettings(Strict):
     """Decay rates of AdamW's moments."""
     max_skipped: int = Field(default=3, ge=1)
     """Consecutive claims without a finite step after which the run stops."""
-    ranks: int = Field(default=1, ge=1)
-    """Number of FSDP2 ranks; on `cuda` each has its own GPU."""
+    ranks: Annotated[int, BeforeValidator(_zero_if_automatic), Field(ge=0)] = 1
+    """Number of FSDP2 ranks; on `cuda` each has its own GPU. `auto` (or 0): as many as the first split of devices gives
+    training."""
+    gpu_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of its GPU that each rank reserves; less than 1 to share it with engines, which reserve the rest (on a
+    cluster)."""
     pool: str = ""
     """Pool whose nodes run the trainer, or any other node while none of those has room; by default any node."""
     cpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0

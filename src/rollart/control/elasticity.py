@@ -26,10 +26,7 @@ def elastic_rules(config: RunConfig) -> ElasticRules | None:
         return None
     settings = config.elasticity
     return ElasticRules(
-        pools={
-            name: ElasticPool(bounds.min, bounds.max, bounds.max if bounds.start is None else bounds.start)
-            for name, bounds in pools.items()
-        },
+        pools={name: ElasticPool(bounds.min, bounds.max, bounds.first) for name, bounds in pools.items()},
         min_wait=settings.min_wait,
         confirm_steps=settings.confirm_steps,
         confirm_s=settings.confirm_s,

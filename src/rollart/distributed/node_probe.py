@@ -45,8 +45,8 @@ def look(ask: dict[str, Any]) -> dict[str, Any]:
         "host": socket.gethostname(),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
-        "gpus": _gpus(),
-        "memory_bytes": _memory_bytes(),
+        "gpus": gpu_count(),
+        "memory_bytes": free_memory_bytes(),
         "disk_bytes": shutil.disk_usage(tempfile.gettempdir()).free,
         "shared_bytes": shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else None,
         "link": _link(*ask["echo"]),
@@ -60,7 +60,7 @@ def _version(name: str) -> str:
     return ""
 
 
-def _gpus() -> int:
+def gpu_count() -> int:
     """Number of GPUs of the machine, whatever this process is allowed to use. Needs neither torch nor a context."""
     nvidia = Path("/proc/driver/nvidia/gpus")
     if nvidia.is_dir():
@@ -72,7 +72,8 @@ def _gpus() -> int:
     return sum("simd_count 0\n" not in text for text in sizes)  # nodes without SIMD units are CPUs
 
 
-def _memory_bytes() -> int | None:
+def free_memory_bytes() -> int | None:
+    """Memory that new processes of this machine may take."""
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):

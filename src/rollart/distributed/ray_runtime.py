@@ -277,6 +277,7 @@ class RayRuntime:
             except RayError as error:  # such as a cut of the network
                 logger.info("the nodes of the cluster could not be read: %s", error)
                 continue
+            self._call("nodes_seen", nodes)
             for worker, why in self._moves.look(time.monotonic(), nodes):
                 self._call("leaves", WorkerId(worker), why)
             if self._release is not None and not self._ending:

@@ -15,7 +15,7 @@ ANYWHERE: Labels = {}
 class Needs(msgspec.Struct, frozen=True):
     """What a worker needs of its node. The default needs nothing, which fits everywhere."""
 
-    gpus: int = 0
+    gpus: float = 0
     cpus: float = 0.0
     memory_bytes: int = 0
     labels: Labels = {}
@@ -32,7 +32,7 @@ class Needs(msgspec.Struct, frozen=True):
         return {name: amount for name, amount in named.items() if amount}
 
     def __str__(self) -> str:
-        parts = [f"{self.gpus} GPUs" if self.gpus > 1 else "1 GPU"] if self.gpus else []
+        parts = [f"{self.gpus:g} GPU" + ("s" if self.gpus > 1 else "")] if self.gpus else []
         parts += [f"{self.cpus:g} CPUs" if self.cpus != 1 else "1 CPU"] if self.cpus else []
         parts += [f"{self.memory_bytes / 2**30:.3g} GiB"] if self.memory_bytes else []
         labels = ", ".join(f"{name}={value}" for name, value in self.labels.items())

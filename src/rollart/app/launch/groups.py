@@ -1,6 +1,6 @@
 """The machines that a run needs: one group of alike nodes per pool.
 
-Every worker reserves what its pool says (`compose.worker_specs`). Workers are packed on as few nodes as the size of a
+Every worker reserves what its pool says (`compose.first_workers`). Workers are packed on as few nodes as the size of a
 node allows; then all nodes of a group get what the fullest of them needs. Workers without a pool have a group of their
 own. The head of the cluster is none of these nodes: it has the controller, and reserves nothing.
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rollart.app.compose import labels_of, worker_specs
+from rollart.app.compose import first_workers, labels_of
 from rollart.config.schema import RunConfig
 from rollart.types.errors import RequestError
 from rollart.types.placement import Labels, Needs, Node
@@ -51,7 +51,7 @@ class _Bin:
     """A node that is being filled."""
 
     def __init__(self) -> None:
-        self.gpus, self.cpus, self.memory_bytes = 0, 0.0, 0
+        self.gpus, self.cpus, self.memory_bytes = 0.0, 0.0, 0
 
     def fits(self, needs: Needs, size: NodeSize) -> bool:
         return self.gpus + needs.gpus <= size.gpus and self.cpus + needs.cpus <= size.cpus - SPARE_CPUS
@@ -65,7 +65,7 @@ class _Bin:
 def node_groups(config: RunConfig, size: NodeSize) -> list[NodeGroup]:
     """Groups in the order of the config's pools."""
     asked: dict[str, list[Needs]] = {name: [] for name in config.pools}
-    for spec in worker_specs(config, None, None):
+    for spec in first_workers(config):
         asked.setdefault(spec.needs.pool or OTHERS, []).extend([spec.needs] * spec.ranks)
     return [
         _group(name, needs, labels_of(config.pools[name]) if name in config.pools else {}, size)
@@ -91,7 +91,7 @@ def _group(name: str, asked: Sequence[Needs], labels: Labels, size: NodeSize) ->
         name,
         len(bins),
         math.ceil(max(each.cpus for each in bins)) + SPARE_CPUS,
-        max(each.gpus for each in bins),
+        math.ceil(max(each.gpus for each in bins)),
         max(each.memory_bytes for each in bins),
         labels,
     )

@@ -1,0 +1,69 @@
+"""A whole run while its nodes join and leave ten times: engines follow, and nothing is lost.
+
+It takes several minutes: `make test-long`.
+"""
+
+import statistics
+from itertools import pairwise
+
+import pytest
+from node_runs import CONFIG, Run, now
+from ray_nodes import RayNodes
+
+from rollart.types.journal import EnginesChanged, EngineUpdated, StepTrained, TrajectoryEnded
+from rollart.types.trajectory import Outcome
+
+pytestmark = pytest.mark.long
+
+TIMES = 10
+LOST = (Outcome.ENV_FAILED, Outcome.ENGINE_FAILED, Outcome.REWARD_FAILED)
+FOLLOWS_S = 240.0
+SLOW = 3.0
+"""A step that takes this many times the median was held up."""
+ELASTIC = CONFIG.replace("engines = 2", "engines = 1") + "\n[elasticity]\nconfirm_s = 3.0\n"
+ELASTIC = ELASTIC.replace("[pools.H20]", "[pools.H20]\nengines = { min = 0, max = 2 }")
+
+
+@pytest.fixture
+def cluster():
+    with RayNodes("cpu", "H800", "H20", gpus=2) as nodes:
+        yield nodes
+
+
+def test_nodes_join_and_leave_ten_times(cluster):
+    """The node of the elastic pool is killed and terminated in turn, and comes back each time."""
+    left_at = []
+    with Run(cluster, ELASTIC) as run:
+        run.until(lambda events: serving(events, 0.0), FOLLOWS_S)
+        for number in range(TIMES):
+            run.until_steps(3, FOLLOWS_S)
+            left_at.append(now(run))
+            if number % 2:
+                cluster.terminate(2)
+            else:
+                cluster.nodes[2].kill()
+            run.until(lambda events: changed(events, left_at[-1], 0), FOLLOWS_S)
+            run.until_steps(3, FOLLOWS_S)
+            back_at = now(run)
+            if not number % 2:
+                cluster.nodes[2].start()
+            cluster.start_ray(2)
+            run.until(lambda events, since=back_at: changed(events, since, 2) and serving(events, since), FOLLOWS_S)
+        run.until_steps(3, FOLLOWS_S)
+        events = run.finish()
+    assert not [event for event in events if isinstance(event, TrajectoryEnded) and event.outcome in LOST]
+    assert len([event for event in events if isinstance(event, EnginesChanged)]) >= 2 * TIMES
+    steps_s = [later - earlier for earlier, later in pairwise(e.at for e in events if isinstance(e, StepTrained))]
+    held_up = [step_s for step_s in steps_s if step_s > SLOW * statistics.median(steps_s)]
+    # No more than the one step during which a node left, or came back.
+    assert len(held_up) <= 2 * TIMES, (held_up, statistics.median(steps_s))
+
+
+def changed(events, since, engines):
+    """Whether the elastic pool got this many engines since a point in time."""
+    return [e for e in events if isinstance(e, EnginesChanged) and e.at > since and e.after == engines]
+
+
+def serving(events, since):
+    """Whether an engine of the elastic pool is in service since a point in time."""
+    return [e for e in events if isinstance(e, EngineUpdated) and e.at > since and e.worker.startswith("engine/H20/")]
