@@ -7,9 +7,11 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
+FUNCTIONS_VENV := .venv-functions
+FUNCTIONS_INSTALLED := $(FUNCTIONS_VENV)/.installed
 ARGS ?=
 
-.PHONY: help venv venv-vllm test test-vllm test-long cluster-tools repeat mutate kills train sim bench clean
+.PHONY: help venv venv-vllm venv-functions test test-vllm test-functions test-long cluster-tools repeat mutate kills train sim bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +68,20 @@ $(VLLM_INSTALLED): pyproject.toml requirements-vllm.txt
 test-vllm: $(VLLM_INSTALLED) ## the tests of the vLLM engine and of training with it, which `make test` skips
 	VLLM_LOGGING_LEVEL=WARNING $(VLLM_VENV)/bin/python -m pytest --timeout=600 \
 		tests/backends/test_vllm_*.py tests/bench/test_bench_vllm.py tests/app/test_train_vllm.py
+
+venv-functions: $(FUNCTIONS_INSTALLED) ## create .venv-functions, with Ray Serve; does nothing while it is current
+
+$(FUNCTIONS_INSTALLED): pyproject.toml constraints.txt requirements-functions.txt
+	test -x $(FUNCTIONS_VENV)/bin/python || $(PYTHON) -m venv $(FUNCTIONS_VENV)
+	$(FUNCTIONS_VENV)/bin/python -m pip -qq --disable-pip-version-check install -c constraints.txt \
+		"$$(grep '^torch==' constraints.txt)"
+	$(FUNCTIONS_VENV)/bin/python -m pip -qq --disable-pip-version-check install -c constraints.txt \
+		-c requirements-functions.txt -e '.[train,functions,dev]'
+	@touch $@
+
+test-functions: $(FUNCTIONS_INSTALLED) ## the tests of reward functions on Ray Serve, which `make test` skips
+	$(FUNCTIONS_VENV)/bin/python -m pytest -m 'long or not long' --timeout=900 \
+		tests/app/test_function_platform.py tests/bench/test_bench_reward.py
 
 train: $(INSTALLED) ## train for real on this machine; options in ARGS
 	$(BIN)/rollart train $(ARGS)
