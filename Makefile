@@ -9,10 +9,12 @@ VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 SWEREX_VENV := .venv-swerex
 SWEREX_INSTALLED := $(SWEREX_VENV)/.installed
+FUNCTIONS_VENV := .venv-functions
+FUNCTIONS_INSTALLED := $(FUNCTIONS_VENV)/.installed
 ARGS ?=
 
 .PHONY: help venv venv-vllm test test-vllm test-long cluster-tools repeat task-signature mutate kills train sim \
-	bench clean venv-swerex test-swerex sandbox-tools test-examples venv-templates
+	bench clean venv-swerex test-swerex sandbox-tools test-examples venv-templates venv-functions test-functions
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -96,6 +98,20 @@ $(SWEREX_INSTALLED): requirements-swerex.txt
 
 test-swerex: $(INSTALLED) $(SWEREX_INSTALLED) ## the tests of the SWE-ReX client against the real server, else skipped
 	ROLLART_SWEREX=$(SWEREX_VENV)/bin/swerex-remote $(BIN)/pytest tests/backends/test_swerex.py
+
+venv-functions: $(FUNCTIONS_INSTALLED) ## create .venv-functions, with Ray Serve; does nothing while it is current
+
+$(FUNCTIONS_INSTALLED): pyproject.toml constraints.txt requirements-functions.txt
+	test -x $(FUNCTIONS_VENV)/bin/python || $(PYTHON) -m venv $(FUNCTIONS_VENV)
+	$(FUNCTIONS_VENV)/bin/python -m pip -qq --disable-pip-version-check install -c constraints.txt \
+		"$$(grep '^torch==' constraints.txt)"
+	$(FUNCTIONS_VENV)/bin/python -m pip -qq --disable-pip-version-check install -c constraints.txt \
+		-c requirements-functions.txt -e '.[train,functions,dev]'
+	@touch $@
+
+test-functions: $(FUNCTIONS_INSTALLED) ## the tests of reward functions on Ray Serve, which `make test` skips
+	$(FUNCTIONS_VENV)/bin/python -m pytest -m 'long or not long' --timeout=900 \
+		tests/app/test_function_platform.py tests/bench/test_bench_reward.py
 
 train: $(INSTALLED) ## train for real on this machine; options in ARGS
 	$(BIN)/rollart train $(ARGS)

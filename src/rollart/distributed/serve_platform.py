@@ -32,8 +32,9 @@ METRICS_S = 0.2
 """Interval at which the handle reports calls."""
 LOOK_BACK_S = 0.3
 """Period of which Serve takes the mean."""
-BACKOFF_S = 0.005
-"""Between looks for a free replica. There are few calls to look for one, because others wait before the handle."""
+BACKOFF_S = 0.01
+MAX_BACKOFF_S = 0.1
+"""Between looks for a free replica, while fewer run than there are calls for. Others wait before the handle."""
 STOP_S = 2.0
 """Time that a replica that is not needed any more has to stop."""
 SAMPLE_S = 0.25

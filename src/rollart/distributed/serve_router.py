@@ -25,8 +25,8 @@ class FreeReplicaRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]  # Serv
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,  # noqa: ARG002 - all calls are alike
     ) -> list[list[RunningReplica]]:
-        free = self.select_available_replicas(candidate_replicas)
-        return [free] if free else []
+        # Where none is known to be free, all are asked: what is known may be out of date.
+        return [self.select_available_replicas(candidate_replicas) or candidate_replicas]
 
 
 def deployment(factory: str, arguments: Mapping[str, Any], settings: "PlatformSettings") -> Any:
@@ -41,8 +41,7 @@ def deployment(factory: str, arguments: Mapping[str, Any], settings: "PlatformSe
         request_router_config=RequestRouterConfig(
             request_router_class=FreeReplicaRouter,
             initial_backoff_s=serve_platform.BACKOFF_S,
-            backoff_multiplier=1,
-            max_backoff_s=serve_platform.BACKOFF_S,
+            max_backoff_s=serve_platform.MAX_BACKOFF_S,
         ),
         autoscaling_config=AutoscalingConfig(
             min_replicas=0,

@@ -55,6 +55,7 @@ class PlatformExecutor:
         self.concurrency = concurrency
         self.queue = QUEUE
         self._platform = platform
+        self._executed = 0
         self._cold_starts = 0
         self._watching: asyncio.Task[None] | None = None
 
@@ -66,11 +67,12 @@ class PlatformExecutor:
             executed = msgspec.json.decode(await self._platform.call(msgspec.json.encode(call)), type=Executed)
         except CallLost as lost:
             return Executed(failure(call, f"its replica was lost: {lost}", retry=True), "", cold=False)
+        self._executed += 1
         self._cold_starts += executed.cold
         return executed
 
     def report(self) -> dict[str, float]:
-        return self._platform.report() | {"cold_starts": self._cold_starts}
+        return self._platform.report() | {"executed": self._executed, "cold_starts": self._cold_starts}
 
     async def close(self) -> None:
         if self._watching is not None:
