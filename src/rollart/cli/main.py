@@ -13,6 +13,7 @@ from rollart.cli.deploy import app as deploy
 from rollart.cli.doctor import doctor
 from rollart.cli.eval import evaluate
 from rollart.cli.fuzz import fuzz
+from rollart.cli.model import app as model
 from rollart.cli.report import report
 from rollart.cli.reward import app as reward
 from rollart.cli.serve import serve
@@ -45,6 +46,7 @@ app.command("eval")(evaluate)
 app.command()(serve)
 app.command()(doctor)
 app.add_typer(reward, name="reward")
+app.add_typer(model, name="model")
 app.add_typer(cluster, name="cluster")
 app.add_typer(deploy, name="deploy")
 app.add_typer(bench, name="bench")
