@@ -7,7 +7,7 @@ import pytest
 from rollart.tasks.builtin import BUILT_IN
 from rollart.tasks.prompts import SeedPrompts
 from rollart.tasks.scripts import mean_reward, play
-from rollart.tasks.sokoban import HINT, LEVELS, RULES, SOLVED, SPENT, STUCK, Sokoban, parsed, picture, solver
+from rollart.tasks.sokoban import HINT, LEVELS, RULES, SOLVED, SPENT, STUCK, Sokoban, offset, parsed, picture, solver
 from rollart.tasks.sokoban_rules import Position, moved, pushes_needed, puzzle, solution, solved
 from rollart.types.errors import EnvironmentFault, RequestError
 from rollart.types.trajectory import Prompt
@@ -103,9 +103,10 @@ def test_observations_have_the_cells_and_the_moves_that_are_not_blocked():
         assert rules == RULES
         room, here = parsed("\n".join(rows))
         for move in solution(room, here)[:-1]:
-            where = {sign: line.split()[place] for place, sign in enumerate("@$.")}
-            assert where["@"] == f"@{here.player // 6}{here.player % 6}"
-            assert where["$"][1:] == f"{here.boxes[0] // 6}{here.boxes[0] % 6}"
+            target = next(iter(room.targets))
+            cells = [f"@{here.player // 6}{here.player % 6}", f"${offset(room, here.player, here.boxes[0])}"]
+            cells.append(f".{offset(room, here.boxes[0], target)}")
+            assert line.split()[:3] == cells
             opened = {letter for letter, step in room.steps.items() if moved(room, here, step)}
             assert set(line.rpartition(":")[2]) == opened
             here = moved(room, here, room.steps[move])

@@ -8,6 +8,7 @@ from rollart.ports.environment import TextEnvironment
 from rollart.ports.factory import load
 from rollart.tasks import arithmetic, frozenlake, game, sokoban
 from rollart.tasks.prompts import SeedPrompts
+from rollart.tasks.repair import choose as repair
 from rollart.tasks.scripts import Script, Transcript, mean_reward, play
 from rollart.tasks.shop import environment as shop
 from rollart.tasks.shop import scripts as customers
@@ -90,12 +91,24 @@ BUILT_IN: Mapping[str, BuiltIn] = {
         max_turns=20,
         max_turn_tokens=4,
         texts=sokoban.TEXTS,
-        teachers=(sokoban.careless_solver, sokoban.open_move),
+        teachers=(sokoban.careless_solver, sokoban.careless_solver, sokoban.open_move),
         baselines={
             "any move": sokoban.any_move,
             "open move": sokoban.open_move,
             "greedy": sokoban.greedy,
             "solver": sokoban.solver,
+        },
+    ),
+    "repair": BuiltIn(
+        build=repair.ChooseRepair,
+        max_turns=6,
+        max_turn_tokens=6,
+        texts=repair.TEXTS,
+        teachers=(repair.any_candidate, repair.one_try, repair.until_it_passes),
+        baselines={
+            "any candidate": repair.any_candidate,
+            "one try": repair.one_try,
+            "until it passes": repair.until_it_passes,
         },
     ),
 }

@@ -7,11 +7,11 @@
     #---.#        $ box      * box on a target
     #----#
     ######
-    @12 $22 .34 open:LDR
+    @12 $D1-0 .D1R2 open:LDR
 
-The last line comes at every turn: the cells (row, column) of the player, the boxes and the targets, and the moves that
-are not blocked. From level 2 on the map comes at every turn too. An answer is one move or several, such as `RRD`; one
-without a move wastes a turn.
+The last line comes at every turn: the cell (row, column) of the player, for each box how far it is from the player and
+how far its closest target is from the box, and the moves that are not blocked. From level 2 on the map comes at every
+turn too. An answer is one move or several, such as `RRD`; one without a move wastes a turn.
 
 Reward: the puzzle has a score, an eighth per box on a target, and 1 when it is solved. A turn earns the change of the
 score, so that pushing a box on and off a target earns nothing. The episode ends when the puzzle is solved, when a box
@@ -119,9 +119,11 @@ class Sokoban:
     def _line(self) -> str:
         assert self._room is not None
         room, position = self._room, self._position
-        cells = [f"@{_cell(room, position.player)}"]
-        cells += [f"{'*' if box in room.targets else '$'}{_cell(room, box)}" for box in position.boxes]
-        cells += [f".{_cell(room, target)}" for target in sorted(room.targets)]
+        cells = ["@{}{}".format(*divmod(position.player, room.width))]
+        for box in position.boxes:
+            _, target = min((_distance(room, box, each), each) for each in room.targets)
+            sign = "*" if box == target else "$"
+            cells += [f"{sign}{offset(room, position.player, box)}", f".{offset(room, box, target)}"]
         moves = "".join(letter for letter, step in room.steps.items() if moved(room, position, step) is not None)
         return f"{' '.join(cells)} {OPEN}:{moves}"
 
@@ -177,8 +179,20 @@ def parsed(layout: str) -> tuple[Room, Position]:
     return room, Position(cells("@+")[0], tuple(cells("$*")))
 
 
-def _cell(room: Room, cell: int) -> str:
-    return "{}{}".format(*divmod(cell, room.width))
+def offset(room: Room, start: int, end: int) -> str:
+    """How to get from a cell to another; `-0` for a direction in which there is nothing to go.
+
+    >>> offset(Room(6, 6, frozenset(), frozenset()), 8, 13), offset(Room(6, 6, frozenset(), frozenset()), 8, 10)
+    ('D1L1', '-0R2')
+    """
+    down, right = end // room.width - start // room.width, end % room.width - start % room.width
+    vertical = f"{'D' if down > 0 else 'U'}{abs(down)}" if down else "-0"
+    return vertical + (f"{'R' if right > 0 else 'L'}{abs(right)}" if right else "-0")
+
+
+def _distance(room: Room, one: int, other: int) -> int:
+    (row, column), (other_row, other_column) = divmod(one, room.width), divmod(other, room.width)
+    return abs(row - other_row) + abs(column - other_column)
 
 
 # --- scripts --------------------------------------------------------------------------------------------------------
@@ -219,9 +233,17 @@ def solver(observations: Sequence[str], chance: random.Random) -> str:  # noqa: 
 
 
 def careless_solver(observations: Sequence[str], chance: random.Random) -> str:
-    """The first move of a shortest solution from here, or any open move."""
-    moves = "" if chance.random() < CARELESSNESS else _solution(*_read(observations))
-    return moves[0] if moves else open_move(observations, chance)
+    """The first of the letters that begins a shortest solution from here, or any open move."""
+    room, position = _read(observations)
+    moves = "" if chance.random() < CARELESSNESS else _solution(room, position)
+    if not moves:
+        return open_move(observations, chance)
+    for letter, step in room.steps.items():
+        there = moved(room, position, step)
+        rest = None if there is None else _solution(room, there)
+        if rest is not None and len(rest) < len(moves):
+            return letter
+    raise EnvironmentFault(f"no move begins {moves!r}")
 
 
 CARELESSNESS = 0.2
@@ -236,6 +258,12 @@ def _solution(room: Room, position: Position) -> str | None:
 def _read(observations: Sequence[str]) -> tuple[Room, Position]:
     """The room from the first observation, the position from the last line of the last one."""
     room, _ = parsed(observations[0].partition("\n")[2].rpartition("\n")[0])
-    player, *others = observations[-1].rpartition("\n")[2].rpartition(f" {OPEN}:")[0].split()
-    cells = [int(each[1]) * room.width + int(each[2]) for each in others if each[0] in "$*"]
-    return room, Position(int(player[1]) * room.width + int(player[2]), tuple(cells))
+    at, *others = observations[-1].rpartition("\n")[2].rpartition(f" {OPEN}:")[0].split()
+    player = int(at[1]) * room.width + int(at[2])
+    boxes = [player + _cells(room, each[1:]) for each in others if each[0] in "$*"]
+    return room, Position(player, tuple(boxes))
+
+
+def _cells(room: Room, offset: str) -> int:
+    """The difference between two cells, from an offset."""
+    return sum(room.steps.get(offset[place], 0) * int(offset[place + 1]) for place in (0, 2))
