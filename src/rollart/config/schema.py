@@ -2,10 +2,11 @@
 
 import math
 import re
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from rollart.config.algorithm import AlgorithmSettings
 from rollart.config.base import Strict
@@ -217,10 +218,22 @@ class TaskSettings(Strict):
         return Truncation.CONTEXT if context >= self.max_context else None
 
 
+def _kind_of_engines(value: object) -> str:
+    """So that an error speaks of what was meant."""
+    if isinstance(value, Mapping | EngineRange):
+        return "range"
+    return AUTO if isinstance(value, str) else "number"
+
+
 class PoolSettings(Strict):
     """A pool of engines of one hardware class."""
 
-    engines: NotNegative | Literal["auto"] | EngineRange = 1
+    engines: Annotated[
+        Annotated[NotNegative, Tag("number")]
+        | Annotated[Literal["auto"], Tag("auto")]
+        | Annotated[EngineRange, Tag("range")],
+        Discriminator(_kind_of_engines),
+    ] = 1
     """A number, `{ min = 1, max = 4 }` for a pool that grows and shrinks, or `auto`: the range that the devices allow.
 
     0 for a pool that only environments, rewards or the trainer use."""

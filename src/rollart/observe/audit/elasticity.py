@@ -145,8 +145,9 @@ def run_ended(state: AuditState, event: j.RunEnded) -> None:
 
 
 def _pool_of(state: AuditState, worker: WorkerId) -> ElasticPoolState | None:
-    role, pool = state.roles.get(worker, (None, ""))
-    return None if state.elastic is None or role is not Role.ENGINE else state.elastic.pools.get(pool)
+    if state.elastic is None:
+        return None
+    return next((pool for pool in state.elastic.pools.values() if worker in pool.workers), None)
 
 
 def _all_drain(state: AuditState, now: float) -> None:
