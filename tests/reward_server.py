@@ -7,6 +7,7 @@ number from 0 on, and may answer in its place.
 import asyncio
 import os
 import socket
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Self
@@ -42,7 +43,7 @@ async def behave(number: int, seen: Seen) -> Response | None:  # noqa: ARG001
 class RewardServer:
     """Serves one function in a thread of this process."""
 
-    def __init__(self, function: str, misbehave: Misbehave = behave) -> None:
+    def __init__(self, function: str, misbehave: Misbehave = behave, port: int = 0) -> None:
         self._scorer = Scorer(function)
         self.misbehave = misbehave
         self.seen: list[Seen] = []
@@ -55,10 +56,11 @@ class RewardServer:
         # Listens at once: requests before the start wait. asyncio sends small answers without delay only where the
         # protocol of the socket is named.
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        self._socket.bind(("127.0.0.1", 0))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind(("127.0.0.1", port))
         self._socket.listen(256)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/score"
-        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
+        self._thread = threading.Thread(target=self.serve, daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -69,6 +71,9 @@ class RewardServer:
         self._server.force_exit = True
         self._thread.join(PATIENCE_S)
         self._socket.close()
+
+    def serve(self) -> None:
+        self._server.run([self._socket])
 
     async def _score(self, request: Request) -> Response:
         self.loop = asyncio.get_running_loop()
@@ -116,3 +121,14 @@ async def hang() -> Response:
     """Never returns while a test may wait."""
     await asyncio.sleep(10 * PATIENCE_S)
     raise AssertionError("a hanging request was waited for")
+
+
+def main(function: str, port: str) -> None:
+    """Serve until killed; prints a line when it listens."""
+    server = RewardServer(function, port=int(port))
+    print(server.url, flush=True)  # noqa: T201
+    server.serve()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from reward_server import RewardServer
 from trial import Trial
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'rollart[ray]'")
@@ -59,6 +60,14 @@ def test_every_stage_has_the_hardware_of_its_role(trial):
         "Reward rank 0 on local",
     ]
     assert abs(float(learned.removeprefix("learned: ")) - 7.0) < 1.0
+
+
+def test_an_attribute_of_reward_workers_is_a_function_behind_a_url(trial):
+    with RewardServer(f"{EXAMPLES / 'serverless_reward.py'}:correct") as server:
+        rewards, calls = run(trial, "serverless_reward.py", "auto", server.url)
+    assert rewards == f"rewards: {[float(bool(number % 3)) for number in range(12)]}"
+    assert calls == "calls per rank: [6, 6]"
+    assert len(server.seen) == 12
 
 
 def test_the_student_comes_closer_to_its_teacher(trial):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollart.distributed.worker import Mode, Worker, hw_mapping, register, route
+from rollart.distributed.worker import Mode, Worker, hw_mapping, register, register_serverless, route
 from rollart.types.errors import RequestError
 
 AFFINITY = {"FrozenLake": "H800", "GEM-math": "H20", "default": "H20"}
@@ -74,3 +74,41 @@ def test_what_cannot_be_routed_is_refused_where_it_is_declared():
         hw_mapping(hw_affinity={"FrozenLake": "H800"})
     with pytest.raises(RequestError, match=r"no parameter tag_name; add tag_name='default'"):
         hw_mapping(hw_affinity=AFFINITY)(lambda self, prompts: None)  # noqa: ARG005
+
+
+URL = "https://fn.example/judge"
+
+
+class Judges(Worker):
+    @register_serverless(attribute="judge", serverless_url=URL, secret="JUDGE_SECRET")
+    def compute_rewards(self, transcripts): ...
+
+    @register(mode="execute_all")
+    @register_serverless(attribute="other", serverless_url=f"{URL}/2")
+    def compute_others(self, transcripts): ...
+
+
+class Moved(Judges):
+    @register_serverless(attribute="judge", serverless_url="http://elsewhere/")
+    def compute_rewards(self, transcripts): ...
+
+
+def test_a_function_behind_a_url_takes_the_place_of_an_attribute():
+    assert {name: each.mode for name, each in Judges.registered.items()} == {
+        "compute_rewards": Mode.SHARD,
+        "compute_others": Mode.EXECUTE_ALL,
+    }
+    assert Judges.serverless["judge"].url == URL
+    assert Judges.serverless["judge"].options == {"secret": "JUDGE_SECRET"}
+    assert {name: each.url for name, each in Moved.serverless.items()} == {
+        "judge": "http://elsewhere/",
+        "other": f"{URL}/2",
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"), [({"serverless_url": "fn.example"}, "is not a URL"), ({"attribute": "a b"}, "the name of")]
+)
+def test_what_cannot_be_called_is_refused(changes, why):
+    with pytest.raises(RequestError, match=why):
+        register_serverless(**{"attribute": "judge", "serverless_url": URL, **changes})

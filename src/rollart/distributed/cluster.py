@@ -26,8 +26,8 @@
 - Ranks end with `close`, with the process that made the cluster, and with its run.
 - One bundle of a placement group per rank, if `needs` or `resources` is given; without, nothing is reserved.
 
-Which hardware calls prefer is declared on the method (`worker.hw_mapping`); which devices ranks have is up to a
-`resources.ResourceManager`.
+Which hardware calls prefer is declared on the method (`worker.hw_mapping`), as is what is behind a URL
+(`worker.register_serverless`); which devices ranks have is up to a `resources.ResourceManager`.
 """
 
 import logging
@@ -52,12 +52,14 @@ from rollart.distributed.rank_placement import NodeOfRank, RankRoom, Strategy, r
 from rollart.distributed.ray_process import TOKEN_VARIABLE
 from rollart.distributed.resources import Binding, ResourceManager
 from rollart.distributed.worker import Mode, Registered, Route, Worker, route
+from rollart.ports.factory import load
 from rollart.types.errors import RankError, RankLost, RequestError
 from rollart.types.placement import Needs
 
 logger = logging.getLogger(__name__)
 
 WATCH, BESIDE = "watch", "beside"
+REMOTE_FUNCTION = "rollart.backends.rewards.remote_function:RemoteFunction"
 BESIDE_THREADS = 4
 CLOSE_S = 5.0
 LOG_TAIL_BYTES = 2000
@@ -383,6 +385,8 @@ class _RankHost:
         worker.node, worker.address, _ = self.facts()
         worker.resource = self._resource
         worker.__init__(*args, **named)
+        for attribute, found in worker_class.serverless.items():
+            setattr(worker, attribute, load(REMOTE_FUNCTION)(found.url, **found.options))
         self._worker = worker
 
     def call(self, name: str, args: tuple[Any, ...], named: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What the author of a `Worker` declares: who executes a method, and which hardware its calls prefer.
+"""What the author of a `Worker` declares: who executes a method, which hardware its calls prefer, what is behind a URL.
 
     @register(mode="execute_all")                                    see `cluster`
     @hw_mapping(hw_affinity={"FrozenLake": "H800", "default": "H20"})
@@ -32,6 +32,7 @@ DEFAULT = "default"
 TAG = "tag_name"
 _REGISTERED = "__rollart_registered__"
 _AFFINITY = "__rollart_affinity__"
+_SERVERLESS = "__rollart_serverless__"
 
 
 class Mode(StrEnum):
@@ -54,6 +55,14 @@ class Affinity(NamedTuple):
         bound = self.signature.bind(None, *args, **named)
         bound.apply_defaults()
         return str(bound.arguments[TAG])
+
+
+class Serverless(NamedTuple):
+    """An attribute of a worker that a function behind a URL takes the place of."""
+
+    attribute: str
+    url: str
+    options: Mapping[str, Any]
 
 
 class Registered(NamedTuple):
@@ -103,6 +112,29 @@ def hw_mapping(hw_affinity: Mapping[str, str]) -> Callable[[F], F]:
     return mark
 
 
+def register_serverless(*, attribute: str, serverless_url: str, **options: Any) -> Callable[[F], F]:
+    """Point an attribute of a `Worker` at a function behind a URL, for the method that calls it.
+
+        @register_serverless(attribute="judge", serverless_url="https://fn.example/judge", secret="JUDGE_SECRET")
+        def compute_rewards(self, transcripts):
+            return self.judge(transcripts)
+
+    The cluster sets the attribute on every rank, after `__init__`: what that assigned, such as the function itself, is
+    for use without a cluster. `options` are those of `backends.rewards.remote_function.RemoteFunction`. Alone it
+    registers the method with mode `shard`: lists are split over the ranks.
+    """
+    if not serverless_url.startswith(("https://", "http://")):
+        raise RequestError(f"serverless_url {serverless_url!r} is not a URL; write it as https://host/path")
+    if not attribute.isidentifier():
+        raise RequestError(f"{attribute!r} cannot be the name of an attribute")
+
+    def mark(method: F) -> F:
+        setattr(method, _SERVERLESS, Serverless(attribute, serverless_url, options))
+        return method
+
+    return mark
+
+
 class Worker:
     """One rank of a cluster. Derive from it; these attributes are set before `__init__`."""
 
@@ -117,8 +149,12 @@ class Worker:
     """Hardware class that it is bound to; empty if none was asked for."""
 
     registered: ClassVar[Mapping[str, Registered]] = {}
+    serverless: ClassVar[Mapping[str, Serverless]] = {}
+    """By attribute."""
 
     def __init_subclass__(cls) -> None:
+        found_serverless = [getattr(method, _SERVERLESS, None) for method in vars(cls).values()]
+        cls.serverless = {**cls.serverless, **{found.attribute: found for found in found_serverless if found}}
         own = {name: _declared(method) for name, method in vars(cls).items()}
         cls.registered = {**cls.registered, **{name: found for name, found in own.items() if found is not None}}
 
@@ -126,7 +162,7 @@ class Worker:
 def _declared(method: Any) -> Registered | None:
     found: Registered | None = getattr(method, _REGISTERED, None)
     affinity: Affinity | None = getattr(method, _AFFINITY, None)
-    if affinity is None:
+    if affinity is None and not hasattr(method, _SERVERLESS):
         return found
     return (found or Registered(Mode.SHARD))._replace(affinity=affinity)
 
