@@ -10,12 +10,13 @@ from rollart.bench.loop import loop
 from rollart.bench.modes import modes
 from rollart.bench.ray import ray
 from rollart.bench.reward import reward
+from rollart.bench.sandbox import sandbox
 from rollart.bench.suite import all_
 from rollart.bench.train import train
 from rollart.bench.trl import trl
 
 app = typer.Typer(help="Measure rollart itself.", no_args_is_help=True, add_completion=False)
-for command in (control, engine, train, loop, modes, affinity, ray, trl, learn, reward):
+for command in (control, engine, train, loop, modes, affinity, ray, trl, learn, reward, sandbox):
     app.command()(command)
 app.command("all")(all_)
 

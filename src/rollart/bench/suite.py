@@ -166,6 +166,17 @@ BENCHES: Mapping[str, BenchSpec] = {
             Figure("over_rollout_func_latency", Target(low=4)),
         ),
     ),
+    "sandbox": BenchSpec(
+        ("sandbox",),
+        (
+            Figure("created_per_s"),
+            Figure("create_p50_ms"),
+            Figure("create_p95_ms"),
+            Figure("warm_reset_p50_ms", Target(high=20)),
+            Figure("warm_reset_p95_ms", Target(high=20)),
+            Figure("command_p50_ms"),
+        ),
+    ),
     "learn": BenchSpec(
         ("learn", "--picture", "{folder}/learn.svg"),
         (

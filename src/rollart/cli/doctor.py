@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -19,11 +20,13 @@ from rich.markup import escape
 from rollart.app.cluster_doctor import examine_cluster, problems
 from rollart.app.running import RuntimeKind, require
 from rollart.backends.native.kernels import CannotCompile, cache_folder, compiled
+from rollart.backends.sandboxes.bubblewrap import BubblewrapSandboxes
 from rollart.cli.render import show_health
 from rollart.cli.train import config_file
 from rollart.config.load import check, load_toml
 from rollart.config.schema import RunConfig
-from rollart.types.errors import RequestError
+from rollart.types.errors import RequestError, SandboxFault, SandboxUnavailable
+from rollart.types.sandboxes import SandboxSpec
 
 PACKAGES = {
     "torch": ("train", True),
@@ -103,6 +106,7 @@ def examine() -> Iterator[Finding]:
         yield _package(package, extra, needed=needed)
     yield from _devices()
     yield _kernels()
+    yield from _sandboxes()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     yield Finding("ok", "cores", f"{cores} available to this process")
     memory_gb = _memory_gb()
@@ -141,6 +145,22 @@ def _kernels() -> Finding:
         return Finding("ok", "kernels", f"compiled for this processor: {compiled(cache_folder())}")
     except (CannotCompile, OSError) as error:
         return Finding("note", "kernels", f"none, so a CPU is slower than it could be: {error}")
+
+
+def _sandboxes() -> Iterator[Finding]:
+    """What isolates and limits the commands of agents here; only tasks that run code need it."""
+    try:
+        with (
+            TemporaryDirectory(prefix="rollart-doctor-") as folder,
+            BubblewrapSandboxes(Path(folder) / "s") as sandboxes,
+        ):
+            sandboxes.create(SandboxSpec()).close()
+            found = sandboxes.mechanisms()
+    except (SandboxUnavailable, SandboxFault) as error:
+        yield Finding("note", "sandboxes", str(error))
+        return
+    for mechanism in found:
+        yield Finding("ok" if mechanism.in_force else "note", f"sandbox: {mechanism.part}", mechanism.by)
 
 
 def _memory_gb() -> float | None:

@@ -11,6 +11,7 @@ import os
 import stat
 import tempfile
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -72,6 +73,7 @@ class BubblewrapSandboxes:
         self._lock = threading.Lock()
         self._launcher: LauncherProcess | None = None
         self._snapshots: Snapshots | None = None
+        self._made: weakref.WeakSet[BubblewrapSandbox] = weakref.WeakSet()
         self._closed = False
         self._pool: WarmPool[_Key, Connection] = WarmPool(
             self._make, Connection.close, lambda made: made.open, warm=warm, makers=makers, name="sandboxes"
@@ -87,7 +89,14 @@ class BubblewrapSandboxes:
         self, spec: SandboxSpec, *, snapshot: str | None = None, deadline_s: float = 60.0
     ) -> "BubblewrapSandbox":
         key = self._key(spec, snapshot)
-        return BubblewrapSandbox(self, spec, key.layers, self._take(key, deadline_s))
+        sandbox = BubblewrapSandbox(self, spec, key.layers, self._take(key, deadline_s))
+        with self._lock:
+            self._made.add(sandbox)
+        return sandbox
+
+    def ready(self, spec: SandboxSpec) -> int:
+        """Number of warm sandboxes of a spec, without snapshot."""
+        return self._pool.ready(self._key(spec, None))
 
     def forget(self, snapshot: str) -> None:
         if self._snapshots is not None:
@@ -101,7 +110,10 @@ class BubblewrapSandboxes:
     def close(self) -> None:
         with self._lock:
             self._closed = True
+            made = list(self._made)
         self._pool.close()
+        for sandbox in made:
+            sandbox.close()
         if self._launcher is not None:
             self._launcher.close()
         if self._snapshots is not None:

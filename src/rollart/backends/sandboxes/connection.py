@@ -23,6 +23,7 @@ SOURCE = Path(__file__).parents[3]
 """Folder that the launcher imports its code from."""
 INTERPRETER = sys.executable
 HELLO_S = 60.0
+CLOSE_S = 60.0
 GRACE_S = 30.0
 """Beyond its own limits a supervisor may take this long for an answer; then it is given up."""
 CODE = (
@@ -104,9 +105,14 @@ class LauncherProcess:
         return connection
 
     def close(self) -> None:
-        """Returns when all sandboxes of it are removed."""
+        """Returns when all sandboxes of it are removed; their connections have to be closed before."""
         self._socket.close()
-        self._process.wait()
+        try:
+            self._process.wait(CLOSE_S)
+        except subprocess.TimeoutExpired:
+            # The kernel tells its supervisors, which remove their sandboxes.
+            self._process.kill()
+            self._process.wait()
 
 
 class Connection:

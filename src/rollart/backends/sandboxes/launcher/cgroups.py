@@ -39,6 +39,10 @@ class Group:
     def limits_memory(self) -> bool:
         return self.tree.memory is not None
 
+    @property
+    def limits_processes(self) -> bool:
+        return self.tree.pids is not None
+
     def make(self, memory_mb: int, processes: int) -> None:
         for folder in self.tree.folders():
             (folder / self.name).mkdir(exist_ok=True)

@@ -40,6 +40,7 @@ KINDS = {
     "mnt": CLONE_NEWNS,
     "user": CLONE_NEWUSER,
 }
+SPARE_PROCESSES = 16
 OOM_FIRST = "1000"
 """The kernel ends processes of sandboxes before any other when the machine runs out of memory."""
 
@@ -84,14 +85,14 @@ class Door:
         prctl(PR_SET_DUMPABLE, 0)
 
 
-def limit(limits: Mapping[str, Any], *, memory: bool) -> None:
-    """Limits that the kernel keeps per process. With `memory`, because no cgroup limits that of all together."""
+def limit(limits: Mapping[str, Any], *, memory: bool, processes: bool) -> None:
+    """Limits that the kernel keeps per process or user. `memory`, `processes`: no cgroup limits them."""
     values = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: limits["open_files"],
         resource.RLIMIT_FSIZE: limits["file_mb"] * MB,
-        # Counted per user and user namespace, with the keeper.
-        resource.RLIMIT_NPROC: limits["processes"] + 1,
+        # Counted per user and user namespace, with the keeper. A cgroup should notice first, because it tells.
+        resource.RLIMIT_NPROC: limits["processes"] + (1 if processes else SPARE_PROCESSES),
         resource.RLIMIT_MEMLOCK: 0,
     }
     if memory:

@@ -142,7 +142,7 @@ class Supervisor:
         """In a process of its own, which also answers, because it may have a file to hand over."""
 
         def work() -> None:
-            joining.limit(self._limits, memory=False)
+            joining.limit(self._limits, memory=False, processes=False)
             self._door.join_groups()
             self._door.enter()
             self._door.become_user()
@@ -200,7 +200,9 @@ class Supervisor:
                 os.dup2(descriptor, target)
             failed = os.dup2(failed, len(descriptors), inheritable=False)
             joining.keep_first(failed + 1)
-            joining.limit(self._limits, memory=not self._group.limits_memory)
+            joining.limit(
+                self._limits, memory=not self._group.limits_memory, processes=not self._group.limits_processes
+            )
             os.umask(0o022)
             self._door.become_user()
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)

@@ -1,0 +1,296 @@
+"""Whatever is killed, nothing is left of a sandbox: no process, mount, folder or cgroup; and the loss is typed."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sandbox_parts import kill, own_sandboxes, public_folder
+
+from rollart.backends.sandboxes.bubblewrap import BubblewrapSandbox, BubblewrapSandboxes
+from rollart.types.errors import SandboxFault, SandboxLost
+from rollart.types.failures import FailureKind
+from rollart.types.sandboxes import Limits, SandboxSpec
+
+DEADLINE_S = 90.0
+SPEC = SandboxSpec(limits=Limits(memory_mb=64, disk_mb=8, files=200, processes=16))
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with public_folder() as made:
+        yield made
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not in {DEADLINE_S:g} s: {what}"
+        time.sleep(0.02)
+
+
+def processes(folder: Path) -> list[int]:
+    """Launchers of a folder, what bubblewrap started there, and all their descendants."""
+    table: dict[int, tuple[int, bytes]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                table[int(entry.name)] = (int(fields[1]), (entry / "cmdline").read_bytes())
+            except OSError:
+                continue
+    found = {pid for pid, (_, line) in table.items() if str(folder).encode() in line and b"launcher.main" in line}
+    found |= {pid for pid, (_, line) in table.items() if str(folder).encode() in line and b"bwrap" in line}
+    for _ in range(len(table)):
+        more = {pid for pid, (parent, _) in table.items() if parent in found} - found
+        if not more:
+            break
+        found |= more
+    return sorted(found)
+
+
+def keeper_is_gone(process: int) -> bool:
+    try:
+        return b"sleep" not in Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return True
+
+
+def groups(names: list[str]) -> list[str]:
+    return [str(path) for path in Path("/sys/fs/cgroup").glob("**/launcher-*") if path.name.partition(".")[0] in names]
+
+
+def launchers(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.name.startswith("launcher-")]
+
+
+def sandbox_folders(folder: Path) -> list[str]:
+    return [path.name for launcher in launchers(folder) for path in (folder / launcher).iterdir() if "." in path.name]
+
+
+def mounts() -> list[str]:
+    return [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if "/launcher-" in line]
+
+
+def test_closing_leaves_nothing(folder: Path) -> None:
+    with own_sandboxes(folder, warm=2) as sandboxes:
+        made = [sandboxes.create(SPEC) for _ in range(3)]
+        names = launchers(folder)
+        made[0].exec(["sh", "-c", "sleep 1000 &"], keep_background=True)
+        made[1].snapshot()
+        keepers = [sandbox.process for sandbox in made]
+        made[0].close()
+        until(lambda: keeper_is_gone(keepers[0]), "the keeper of a closed sandbox is gone")
+        assert processes(folder)
+    assert processes(folder) == []
+    assert list(folder.iterdir()) == []
+    assert groups(names) == []
+    assert all(keeper_is_gone(keeper) for keeper in keepers)
+
+
+def test_mounts_are_in_no_namespace_but_the_launchers(folder: Path) -> None:
+    with own_sandboxes(folder) as sandboxes:
+        sandbox = sandboxes.create(SPEC)
+        assert sandbox.exec(["true"]).ok
+        assert mounts() == []
+
+
+def test_sandboxes_killed_at_random_moments_are_replaced_and_leave_nothing(folder: Path) -> None:
+    """Every killed one is an infrastructure failure and no result; every other one has its result."""
+    draws = random.Random(7)
+    with own_sandboxes(folder, warm=2) as sandboxes:
+        lost, done = [], []
+
+        def episodes(number: int) -> None:
+            own = random.Random(number)
+            for episode in range(12):
+                sandbox = sandboxes.create(SPEC)
+                to_kill = own.random() < 0.4
+                killer = threading.Timer(own.uniform(0.0, 0.15), kill, [sandbox])
+                try:
+                    if to_kill:
+                        killer.start()
+                    sandbox.write_file("n", str(episode).encode())
+                    # A killed one would sleep for ever, so it never has a result.
+                    result = sandbox.exec(["sh", "-c", "sleep 1000" if to_kill else "cat n"], time_s=300.0)
+                    assert result.stdout == str(episode).encode()
+                    done.append(result)
+                except SandboxFault as error:
+                    lost.append((error, to_kill))
+                finally:
+                    killer.cancel()
+                    sandbox.close()
+
+        threads = [threading.Thread(target=episodes, args=(draws.randrange(1000),)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(lost) + len(done) == 36
+        assert lost
+        assert all(to_kill and isinstance(error, SandboxLost) for error, to_kill in lost)
+        assert {error.kind for error, _ in lost} == {FailureKind.WORKER_LOST}
+        assert done
+        names = launchers(folder)
+        # Two are kept warm; all others are gone, while the launcher goes on.
+        until(lambda: len(sandbox_folders(folder)) <= 2, "folders of the killed are gone")
+        until(lambda: len({Path(path).name for path in groups(names)}) <= 2, "cgroups of the killed are gone")
+    assert processes(folder) == []
+    assert list(folder.iterdir()) == []
+    assert groups(names) == []
+
+
+def test_a_killed_supervisor_takes_its_sandbox_along(folder: Path) -> None:
+    with own_sandboxes(folder) as sandboxes:
+        sandbox = sandboxes.create(SPEC)
+        keeper = sandbox.process
+        os.kill(parent_of(parent_of(keeper)), signal.SIGKILL)
+        with pytest.raises(SandboxLost):
+            sandbox.exec(["sleep", "1000"], time_s=300.0)
+        until(lambda: keeper_is_gone(keeper), "the keeper is gone")
+        names = launchers(folder)
+        until(lambda: sandbox_folders(folder) == [], "the launcher has removed the folder")
+        until(lambda: groups(names) == [], "the launcher has removed the cgroups")
+        sandbox.reset()
+        assert sandbox.exec(["true"]).ok
+
+
+def parent_of(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def launcher_of(sandbox: BubblewrapSandbox) -> int:
+    return parent_of(parent_of(parent_of(sandbox.process)))
+
+
+def test_a_killed_launcher_is_replaced_with_all_its_sandboxes(folder: Path) -> None:
+    with own_sandboxes(folder) as sandboxes:
+        sandbox = sandboxes.create(SPEC)
+        sandbox.write_file("kept", b"kept")
+        snapshot = sandbox.snapshot()
+        keeper, names = sandbox.process, launchers(folder)
+        os.kill(launcher_of(sandbox), signal.SIGKILL)
+        with pytest.raises(SandboxLost):
+            sandbox.exec(["sleep", "1000"], time_s=300.0)
+        until(lambda: keeper_is_gone(keeper), "the keeper is gone")
+        sandbox.reset(snapshot)
+        assert sandbox.read_file("kept") == b"kept"
+        until(lambda: groups(names) == [], "the cgroups of the killed launcher are gone")
+        assert launchers(folder) != names
+    assert list(folder.iterdir()) == []
+
+
+WORKER = """
+import sys
+from pathlib import Path
+from rollart.backends.sandboxes.bubblewrap import BubblewrapSandboxes
+from rollart.types.sandboxes import Limits, SandboxSpec
+sandboxes = BubblewrapSandboxes(Path(sys.argv[1]), warm=1)
+made = [sandboxes.create(SandboxSpec(limits=Limits(memory_mb=64, disk_mb=8))) for _ in range(2)]
+made[0].exec(["sh", "-c", "sleep 1000 &"], keep_background=True)
+made[0].snapshot()
+print(*(sandbox.process for sandbox in made), flush=True)
+made[1].exec(["sleep", "1000"], time_s=1000.0)
+"""
+
+
+def start_worker(folder: Path) -> tuple["subprocess.Popen[str]", list[int]]:
+    worker = subprocess.Popen([sys.executable, "-c", WORKER, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert worker.stdout is not None
+    return worker, [int(word) for word in worker.stdout.readline().split()]
+
+
+def test_a_killed_worker_leaves_no_process_and_the_next_removes_its_snapshots(folder: Path) -> None:
+    with own_sandboxes(folder / "probe"):
+        pass
+    worker, keepers = start_worker(folder / "s")
+    with worker:
+        names = launchers(folder / "s")
+        worker.kill()
+    until(lambda: processes(folder / "s") == [], "all processes are gone")
+    assert all(keeper_is_gone(keeper) for keeper in keepers)
+    until(lambda: launchers(folder / "s") == [], "the launcher has removed its folder")
+    assert groups(names) == []
+    with own_sandboxes(folder / "s") as sandboxes:
+        assert sandboxes.create(SPEC).exec(["true"]).ok
+        assert len([path for path in (folder / "s").iterdir() if path.name.startswith("worker-")]) == 1
+
+
+def test_when_everything_is_killed_at_once_the_next_launcher_removes_the_rest(folder: Path) -> None:
+    with own_sandboxes(folder / "probe"):
+        pass
+    worker, keepers = start_worker(folder / "s")
+    with worker:
+        (name,) = launchers(folder / "s")
+        # The launcher and its supervisors are stopped first, so that none of them can clean up.
+        trees = processes(folder / "s")
+        for process in trees:
+            os.kill(process, signal.SIGSTOP)
+        worker.kill()
+        for process in trees:
+            os.kill(process, signal.SIGKILL)
+    until(lambda: processes(folder / "s") == [], "all processes are gone")
+    until(lambda: all(keeper_is_gone(keeper) for keeper in keepers), "the keepers are gone")
+    assert launchers(folder / "s") == [name]
+    with own_sandboxes(folder / "s") as sandboxes:
+        assert sandboxes.create(SPEC).exec(["true"]).ok
+        assert name not in launchers(folder / "s")
+        assert groups([name]) == []
+
+
+def test_a_sandbox_that_is_ready_too_late_is_adopted(folder: Path) -> None:
+    """Row 10: the deadline of `create` passes while the sandbox is being made."""
+    with own_sandboxes(folder) as sandboxes:
+        with pytest.raises(SandboxFault) as caught:
+            sandboxes.create(SPEC, deadline_s=0.0)
+        assert caught.value.kind is FailureKind.DEADLINE
+        assert sandboxes.create(SPEC).exec(["true"]).ok
+    assert list(folder.iterdir()) == []
+
+
+def test_many_sandboxes_at_once(folder: Path) -> None:
+    """Row 11: nobody fails because many ask at the same time."""
+    made, results = [], []
+    with own_sandboxes(folder, makers=4) as sandboxes:
+
+        def use(number: int) -> None:
+            sandbox = sandboxes.create(SPEC, deadline_s=300.0)
+            made.append(sandbox)
+            results.append(sandbox.exec(["echo", str(number)]).stdout.strip())
+
+        threads = [threading.Thread(target=use, args=(number,)) for number in range(24)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(map(int, results)) == list(range(24))
+        assert len({sandbox.name for sandbox in made}) == 24
+        assert len(sandbox_folders(folder)) == 24
+        made.clear()
+        until(lambda: sandbox_folders(folder) == [], "a sandbox that nobody refers to any more is removed")
+    assert list(folder.iterdir()) == []
+
+
+def test_a_closed_source_creates_nothing(folder: Path) -> None:
+    with own_sandboxes(folder) as sandboxes:
+        pass
+    with pytest.raises(SandboxFault, match="closed"):
+        sandboxes.create(SPEC)
+
+
+def test_snapshots_have_a_quota(folder: Path) -> None:
+    with BubblewrapSandboxes(folder, warm=0, snapshot_mb=3) as small, own_sandboxes(folder / "probe"):
+        sandbox = small.create(SPEC)
+        sandbox.write_file("two", bytes(2 * 2**20))
+        first = sandbox.snapshot()
+        with pytest.raises(SandboxFault, match="forget some"):
+            sandbox.snapshot()
+        small.forget(first)
+        sandbox.reset(sandbox.snapshot())
+        assert len(sandbox.read_file("two")) == 2 * 2**20
