@@ -9,7 +9,7 @@ VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 ARGS ?=
 
-.PHONY: help venv venv-vllm test test-vllm test-long cluster-tools repeat mutate kills train sim bench clean
+.PHONY: help venv venv-vllm venv-fields test test-vllm test-long cluster-tools repeat mutate kills train sim bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,14 @@ $(VLLM_INSTALLED): pyproject.toml requirements-vllm.txt
 test-vllm: $(VLLM_INSTALLED) ## the tests of the vLLM engine and of training with it, which `make test` skips
 	VLLM_LOGGING_LEVEL=WARNING $(VLLM_VENV)/bin/python -m pytest --timeout=600 \
 		tests/backends/test_vllm_*.py tests/bench/test_bench_vllm.py tests/app/test_train_vllm.py
+
+# Environments of libraries: some of their requirements exclude each other, so they have three.
+venv-fields: .venv-fields/.installed .venv-gem/.installed .venv-openenv/.installed ## create .venv-fields, -gem, -openenv: libraries of environments (1.3 GB); does nothing while they are current
+
+.venv-%/.installed: requirements-%.txt
+	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip -qq --disable-pip-version-check install --no-deps -r requirements-$*.txt
+	@touch $@
 
 train: $(INSTALLED) ## train for real on this machine; options in ARGS
 	$(BIN)/rollart train $(ARGS)

@@ -40,6 +40,7 @@ from rollart.ports.reward import RewardKind, kind_of
 from rollart.ports.runtime import Runtime
 from rollart.ports.sink import EventSink
 from rollart.ports.weights import WeightStore
+from rollart.tasks.libraries.names import LIBRARIES, library_of, resolve
 from rollart.tasks.prompt_files import FolderPrompts, JsonLinesPrompts
 from rollart.tasks.prompts import SeedPrompts
 from rollart.types.errors import ConfigError, RequestError
@@ -82,7 +83,7 @@ def check_real(config: RunConfig) -> None:
                 f'is missing{others}; name a factory such as "rollart.tasks.frozenlake:FrozenLake"',
             )
         if not task.python:  # else what it imports is there: `check_interpreters`
-            _check_factory(f"tasks.{name}.environment", task.environment)
+            _check_environment(f"tasks.{name}.environment", task)
         for index, reward in enumerate(task.all_rewards):
             _check_reward(f"tasks.{name}.rewards.{index}.function" if task.rewards else f"tasks.{name}.reward", reward)
     for name, pool in config.pools.items():
@@ -145,7 +146,7 @@ def _check_own_interpreters(config: RunConfig) -> None:
     for name, task in config.tasks.items():
         if task.python:
             try:
-                open_source(name, _hosted(task), slots=1).close()
+                open_source(name, hosted(task), slots=1).close()
             except RequestError as error:
                 raise ConfigError(f"tasks.{name}.python", str(error)) from error
 
@@ -156,9 +157,27 @@ def interpreter_of(settings: PoolSettings | TaskSettings) -> str:
     return str(Path(settings.python).absolute()) if settings.python else ""
 
 
-def _hosted(task: TaskSettings) -> TaskSettings:
-    """Settings of a task as its workers get them, wherever they run."""
-    return task.model_copy(update={"python": interpreter_of(task)})
+def hosted(task: TaskSettings) -> TaskSettings:
+    """Settings of a task as its workers get them, wherever they run: by factory path, and with an absolute path."""
+    factory, settings = resolve(task.environment, task.environment_settings)
+    python = interpreter_of(task)
+    return task.model_copy(update={"environment": factory, "environment_settings": settings, "python": python})
+
+
+def _check_environment(key: str, task: TaskSettings) -> None:
+    """Refuse an environment that cannot be imported, or that its library does not have."""
+    factory, settings = resolve(task.environment, task.environment_settings)
+    if not library_of(task.environment):
+        prefix = task.environment.partition(":")[0]
+        try:
+            load(factory)
+        except RequestError as error:
+            raise ConfigError(key, f"{error}{did_you_mean(prefix, [f'{name}:' for name in LIBRARIES])}") from error
+        return
+    try:
+        load(factory)(**settings).close()
+    except (RequestError, TypeError) as error:
+        raise ConfigError(key, str(error)) from error
 
 
 def _check_factory(key: str, path: str) -> None:
@@ -419,7 +438,7 @@ def _environments(config: RunConfig) -> list[WorkerSpec]:
         for index, slots in enumerate(sizes):
             settings = {
                 "task": name,
-                "settings": _hosted(task),
+                "settings": hosted(task),
                 "codec": codec,
                 "codec_settings": codec_settings,
                 "slots": slots,

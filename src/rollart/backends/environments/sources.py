@@ -4,6 +4,7 @@ from typing import Protocol
 
 from rollart.backends.environments.gym import as_text_environment
 from rollart.backends.environments.interpreter import Interpreter, Work
+from rollart.backends.environments.shipping import LIBRARIES
 from rollart.config.schema import TaskSettings
 from rollart.ports.environment import AnyTextEnvironment
 from rollart.ports.factory import load
@@ -38,5 +39,6 @@ def open_source(task: str, settings: TaskSettings, slots: int) -> EnvironmentSou
     """The source of a task's environments, for a worker with that many slots."""
     if not settings.python:
         return InProcess(settings)
-    work = Work(settings.environment, settings.environment_settings)
+    check = settings.environment.startswith(f"{LIBRARIES}.")  # their names are those of the library, which is there
+    work = Work(settings.environment, settings.environment_settings, check)
     return Interpreter(settings.python, work, title=f"rollart: environment {task}", slots=slots)
