@@ -15,7 +15,7 @@ ARGS ?=
 
 .PHONY: help venv venv-vllm test test-vllm test-long cluster-tools repeat task-signature mutate kills train sim \
 	bench clean venv-swerex test-swerex sandbox-tools test-examples venv-templates venv-functions test-functions \
-	model-smollm2
+	model-smollm2 venv-fields
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -120,6 +120,14 @@ $(FUNCTIONS_INSTALLED): pyproject.toml constraints.txt requirements-functions.tx
 test-functions: $(FUNCTIONS_INSTALLED) ## the tests of reward functions on Ray Serve, which `make test` skips
 	$(FUNCTIONS_VENV)/bin/python -m pytest -m 'long or not long' --timeout=900 \
 		tests/app/test_function_platform.py tests/bench/test_bench_reward.py
+
+# Environments of libraries: some of their requirements exclude each other, so they have three.
+venv-fields: .venv-fields/.installed .venv-gem/.installed .venv-openenv/.installed ## create .venv-fields, -gem, -openenv: libraries of environments (1.3 GB); does nothing while they are current
+
+.venv-%/.installed: requirements-%.txt
+	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip -qq --disable-pip-version-check install --no-deps -r requirements-$*.txt
+	@touch $@
 
 train: $(INSTALLED) ## train for real on this machine; options in ARGS
 	$(BIN)/rollart train $(ARGS)

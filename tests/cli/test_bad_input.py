@@ -106,13 +106,13 @@ WRONG = {
         'return f"maze {seed}", {}',
         "return 42, {}",
         "all of its 8 environments failed",
-        "the observation is a int; it must be a str",
+        "the observation must be text or messages: a int is not a list of messages",
     ),
     "a later observation that is not text": (
         'return "next"',
         "return None",
         "all of its 8 environments failed",
-        "the observation is a NoneType; it must be a str",
+        "the observation must be text or messages: a NoneType is not a list of messages",
     ),
     "a reward of NaN": (
         "len(action) / 4",

@@ -14,7 +14,7 @@ import pytest
 
 from rollart import __version__
 from rollart.app.run_folder import CONFIG_DRAFT, held, write_config
-from rollart.app.running import _new_folder, _state
+from rollart.app.running import _state, free_folder
 from rollart.cli.main import main
 from rollart.cli.train import config_file
 from rollart.config.load import check, load_toml
@@ -406,7 +406,8 @@ def test_a_damaged_run_folder_is_refused(rollart: Command, tmp_path: Path) -> No
 def test_a_folder_with_nothing_but_half_a_config_is_still_empty(tmp_path: Path) -> None:
     """All that is left of a run that was killed while it wrote its config."""
     (tmp_path / CONFIG_DRAFT).write_text('{"steps"')
-    assert _new_folder(tmp_path, check(RunConfig, load_toml(config_file("frozenlake")))) == tmp_path
+    config = check(RunConfig, load_toml(config_file("frozenlake")))
+    assert free_folder(tmp_path, config.name, config) == tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 

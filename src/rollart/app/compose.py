@@ -25,6 +25,7 @@ from rollart.backends.stores.folder import FolderStore
 from rollart.backends.stores.shared import SharedMemoryStore
 from rollart.backends.trainers.checkpoint import CheckpointPlace
 from rollart.config.schema import EPISODE_RETURN, PoolSettings, RunConfig, TaskSettings
+from rollart.config.suggest import did_you_mean
 from rollart.config.training import LoraSettings
 from rollart.control.environments import POOL as ENVIRONMENTS
 from rollart.control.fleet import WorkerSpec
@@ -39,6 +40,7 @@ from rollart.ports.ranks import RankStarter
 from rollart.ports.runtime import Runtime
 from rollart.ports.sink import EventSink
 from rollart.ports.weights import WeightStore
+from rollart.tasks.libraries.names import LIBRARIES, library_of, resolve
 from rollart.types.errors import ConfigError, RequestError
 from rollart.types.messages import Role
 from rollart.types.placement import ACCELERATOR, ANYWHERE, Labels, Needs
@@ -70,7 +72,7 @@ def check_real(config: RunConfig) -> None:
     for name, task in config.tasks.items():
         check_kind(config, name)
         if task.environment and not task.python:  # else what it imports is there: `check_interpreters`
-            _check_factory(f"tasks.{name}.environment", task.environment)
+            _check_environment(f"tasks.{name}.environment", task)
         for index, reward in enumerate(task.all_rewards):
             check_function(f"tasks.{name}.rewards.{index}.function" if task.rewards else f"tasks.{name}.reward", reward)
     for name, pool in config.pools.items():
@@ -136,7 +138,7 @@ def _check_own_interpreters(config: RunConfig) -> None:
     for name, task in config.tasks.items():
         if task.python:
             try:
-                own_interpreter(name, _hosted(task), slots=1).close()
+                own_interpreter(name, hosted(task), slots=1).close()
             except RequestError as error:
                 raise ConfigError(f"tasks.{name}.python", str(error)) from error
 
@@ -147,9 +149,27 @@ def interpreter_of(settings: PoolSettings | TaskSettings) -> str:
     return str(Path(settings.python).absolute()) if settings.python else ""
 
 
-def _hosted(task: TaskSettings) -> TaskSettings:
-    """Settings of a task as its workers get them, wherever they run."""
-    return task.model_copy(update={"python": interpreter_of(task)})
+def hosted(task: TaskSettings) -> TaskSettings:
+    """Settings of a task as its workers get them, wherever they run: by factory path, and with an absolute path."""
+    factory, settings = resolve(task.environment, task.environment_settings)
+    python = interpreter_of(task)
+    return task.model_copy(update={"environment": factory, "environment_settings": settings, "python": python})
+
+
+def _check_environment(key: str, task: TaskSettings) -> None:
+    """Refuse an environment that cannot be imported, or that its library does not have."""
+    factory, settings = resolve(task.environment, task.environment_settings)
+    if not library_of(task.environment):
+        prefix = task.environment.partition(":")[0]
+        try:
+            load(factory)
+        except RequestError as error:
+            raise ConfigError(key, f"{error}{did_you_mean(prefix, [f'{name}:' for name in LIBRARIES])}") from error
+        return
+    try:
+        load(factory)(**settings).close()
+    except (RequestError, TypeError) as error:
+        raise ConfigError(key, str(error)) from error
 
 
 def _check_factory(key: str, path: str) -> None:
@@ -401,7 +421,7 @@ def _environments(config: RunConfig) -> list[WorkerSpec]:
         for index, slots in enumerate(sizes):
             settings = {
                 "task": name,
-                "settings": _hosted(task),
+                "settings": hosted(task),
                 "codec": codec,
                 "codec_settings": codec_settings,
                 "slots": slots,

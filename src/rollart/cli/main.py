@@ -11,8 +11,10 @@ from rollart.cli.audit import audit
 from rollart.cli.cluster import app as cluster
 from rollart.cli.deploy import app as deploy
 from rollart.cli.doctor import doctor
+from rollart.cli.env import app as env
 from rollart.cli.eval import evaluate
 from rollart.cli.fuzz import fuzz
+from rollart.cli.init import app as init
 from rollart.cli.model import app as model
 from rollart.cli.report import report
 from rollart.cli.reward import app as reward
@@ -45,6 +47,8 @@ app.command()(sft)
 app.command("eval")(evaluate)
 app.command()(serve)
 app.command()(doctor)
+app.add_typer(init, name="init")
+app.add_typer(env, name="env")
 app.add_typer(reward, name="reward")
 app.add_typer(model, name="model")
 app.add_typer(cluster, name="cluster")

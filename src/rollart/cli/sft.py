@@ -12,7 +12,6 @@ from rollart.app.running import RuntimeKind, require, say
 from rollart.app.sft import resume_sft, start_sft
 from rollart.cli.train import config_file
 from rollart.config.load import load_toml, override
-from rollart.tasks.builtin import BUILT_IN
 from rollart.types.errors import RequestError
 
 
@@ -51,6 +50,8 @@ def sft(
 
 
 def _tables(config: str) -> dict[str, object]:
+    from rollart.tasks.builtin import BUILT_IN  # late: it needs Gymnasium, which other commands do not
+
     if config in BUILT_IN:
         built_in = BUILT_IN[config]
         task = {"environment": built_in.factory, "max_turns": built_in.max_turns}

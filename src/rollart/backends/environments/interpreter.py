@@ -146,7 +146,8 @@ class RemoteEnvironment:
         self._process = self._interpreter.running()
         if self._given_up:
             raise RemoteFailure(GIVEN_UP)
-        return _step(self._ask("reset", prompt))
+        plain = {"id": prompt.id, "task": prompt.task, "seed": prompt.seed, "data": prompt.data}
+        return _step(self._ask("reset", plain))
 
     def step(self, action: str) -> TextStep:
         return _step(self._ask("step", action))
@@ -203,7 +204,7 @@ class HostProcess:
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 start_new_session=True,  # a terminal's interrupt goes to the run; and the group is killed as one
-                env={key: value for key, value in os.environ.items() if key not in NOT_INHERITED},
+                env=_environment_variables(),
             )
         except OSError as error:
             raise RequestError(f"{_named(python)} cannot be started: {error}") from error
@@ -362,6 +363,12 @@ def _executable(python: str) -> str:
 
 def _named(python: str) -> str:
     return f"node {platform.node()}: the interpreter {python}"
+
+
+def _environment_variables() -> dict[str, str]:
+    """Without a hash seed, a library that iterates a set of texts would play a seed differently in every process."""
+    inherited = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED}
+    return {"PYTHONHASHSEED": "0", **inherited}
 
 
 def _frames(descriptor: int) -> Iterator[bytes]:

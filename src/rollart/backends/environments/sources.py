@@ -6,6 +6,7 @@ from rollart.backends.environments.chat import ChatEnvironment, ChatTask
 from rollart.backends.environments.codec import Codec
 from rollart.backends.environments.gym import as_text_environment
 from rollart.backends.environments.interpreter import Interpreter, Work
+from rollart.backends.environments.shipping import LIBRARIES
 from rollart.config.schema import TaskSettings
 from rollart.ports.environment import AnyTextEnvironment
 from rollart.ports.factory import load
@@ -61,5 +62,6 @@ def open_source(task: str, settings: TaskSettings, slots: int, codec: Codec) -> 
 
 def own_interpreter(task: str, settings: TaskSettings, slots: int) -> Interpreter:
     """The interpreter that a task names, playing its environments."""
-    work = Work(settings.environment, settings.environment_settings)
+    check = settings.environment.startswith(f"{LIBRARIES}.")  # their names are those of the library, which is there
+    work = Work(settings.environment, settings.environment_settings, check)
     return Interpreter(settings.python, work, title=f"rollart: environment {task}", slots=slots)

@@ -39,6 +39,8 @@ class Player:
         self._environment: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
         """Event loop of an async environment."""
+        self.close_failure = ""
+        """Why an environment failed to close, the last one that did."""
 
     def reset(self, prompt: dict[str, Any]) -> list[Any]:
         self.close()
@@ -50,6 +52,9 @@ class Player:
 
     def call(self, method: str, arguments: list[Any]) -> Any:
         """Result of a method of the environment; None if it has no such method."""
+        elsewhere = getattr(self._environment, "call", None)
+        if elsewhere is not None:  # it is in another process
+            return elsewhere(method, *arguments)
         found = getattr(self._environment, method, None)
         return None if found is None else found(*arguments)
 
@@ -67,7 +72,8 @@ class Player:
             finally:
                 self._end_loop()
         except BaseException as error:  # noqa: BLE001 - the episode is over; only a reader of the log can act on this
-            logger.warning("an environment failed to close: %s: %s", type(error).__name__, error)
+            self.close_failure = f"{type(error).__name__}: {error}"
+            logger.warning("an environment failed to close: %s", self.close_failure)
 
     def _act(self, call: Callable[[Any], Any]) -> list[Any]:
         try:

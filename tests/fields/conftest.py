@@ -1,0 +1,1 @@
+collect_ignore = ["openenv_server.py"]  # run by the interpreter of another environment, which has its imports
