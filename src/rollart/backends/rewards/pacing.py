@@ -18,15 +18,19 @@ MIN_HEDGE_S = 0.02
 
 
 class Pace:
-    """Number of concurrent requests that a service can take: halved when it is busy, raised slowly while it answers.
+    """Number of concurrent requests that a service can take: lowered to those that it did not refuse, raised while
+    it answers.
 
     >>> pace = Pace(8)
-    >>> pace.busy(10.0, retry_after_s=3.0)
+    >>> pace.busy(10.0, retry_after_s=3.0, others=5)     # five more are under way: it works on those
     >>> pace.limit, pace.resumes_at
-    (4, 13.0)
-    >>> for _ in range(20): pace.answered()
+    (5, -inf)
+    >>> for _ in range(12): pace.answered()
     >>> pace.limit
     7
+    >>> pace.busy(20.0, retry_after_s=3.0, others=0)     # it refuses a request that is alone: it takes none at all
+    >>> pace.limit, pace.resumes_at
+    (1, 23.0)
     """
 
     def __init__(self, slots: int) -> None:
@@ -34,18 +38,16 @@ class Pace:
         self._limit = float(slots)
         self.resumes_at = -math.inf
         """No request before this time."""
-        self._halved_at = -math.inf
 
     @property
     def limit(self) -> int:
         return int(self._limit)
 
-    def busy(self, now: float, retry_after_s: float) -> None:
-        """The service cannot take more for this long."""
-        if now - self._halved_at >= 1.0:  # requests of one burst are refused together, and count once
-            self._limit = max(1.0, self._limit / 2)
-            self._halved_at = now
-        self.resumes_at = max(self.resumes_at, now + retry_after_s)
+    def busy(self, now: float, retry_after_s: float, others: int) -> None:
+        """A request was refused for this long, while so many others were under way."""
+        self._limit = max(1.0, min(self._limit, float(others)))
+        if not others:
+            self.resumes_at = max(self.resumes_at, now + retry_after_s)
 
     def answered(self) -> None:
         self._limit = min(float(self._slots), self._limit + 1.0 / self._limit)

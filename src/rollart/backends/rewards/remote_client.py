@@ -196,12 +196,17 @@ class RemoteClient:
             self._breaker.answered()
         elif isinstance(outcome, Busy):
             self._breaker.undecided()
-            pause_s = outcome.retry_after_s
-            self._pace.busy(now, self._jittered(1) if pause_s is None else pause_s * (1 + self._random.random() / 10))
+            self._pace.busy(now, self._pause_s(outcome, 1), others=len(self._requests) - 1)
         else:
             self._breaker.failed(now)
         for call in batch:
             self._again(call, outcome, alone=len(batch) == 1)
+
+    def _pause_s(self, outcome: Busy | Failed | Refused, attempt: int) -> float:
+        """How long a call waits before it is sent again: at least as long as the service asks for."""
+        if isinstance(outcome, Busy) and outcome.retry_after_s is not None:
+            return outcome.retry_after_s * (1.0 + self._random.random() / 10)
+        return backoff_s(attempt, self._random.random())
 
     async def _hedged(self, call: _Call, body: bytes) -> Exchanged:
         """Send a request, and again if it is late; the first response counts."""
@@ -257,12 +262,12 @@ class RemoteClient:
         if call.settled:
             return
         call.reason = outcome.reason
-        call.alone = call.alone or not alone
+        call.alone = call.alone or not (alone or isinstance(outcome, Busy))
         if isinstance(outcome, Refused) and alone:
             self._settle(call, ScoreFailed(call.request.key, outcome.reason, retry=False))
             return
         call.failures += not isinstance(outcome, Busy)
-        at = self._loop.time() + self._jittered(max(1, call.failures))
+        at = self._loop.time() + self._pause_s(outcome, max(1, call.failures))
         if call.failures >= MAX_SENDS or at >= call.deadline:
             self._settle(call, ScoreFailed(call.request.key, outcome.reason, retry=True))
             return
@@ -273,9 +278,6 @@ class RemoteClient:
         if not call.settled:
             self._waiting.append(call)
             self._send_waiting()
-
-    def _jittered(self, attempt: int) -> float:
-        return backoff_s(attempt, self._random.random())
 
     def _expire(self, call: _Call, seconds: float) -> None:
         """The deadline of the call."""
@@ -305,7 +307,12 @@ class RemoteClient:
 
 
 def _replica_s(done: Exchanged) -> float:
-    """Seconds for which the request occupied a replica: as the service reports, else as long as it took."""
+    """Seconds for which the request occupied a replica: as the service reports, else as long as it took.
+
+    One that was turned away occupied none.
+    """
+    if isinstance(done.outcome, Busy):
+        return 0.0
     if isinstance(done.outcome, FunctionResponse):
         reported = sum(answer.compute_s for answer in done.outcome.answers)
         if 0.0 < reported <= done.seconds:
