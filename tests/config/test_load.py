@@ -180,8 +180,8 @@ def test_a_wrong_choice_is_refused_with_the_choices(assignment: str, path: str, 
         (
             "algorithm.advantage=grop",
             "algorithm.advantage",
-            "input should be 'grpo', 'dr_grpo', 'rloo', 'reinforce_plus_plus', 'gigpo' or 'gae', not 'grop' "
-            "(did you mean grpo?)",
+            "there is no advantage 'grop' (did you mean grpo?); built in are grpo, dr_grpo, rloo, reinforce_plus_plus, "
+            "gigpo, gae, and one of your own is named by its factory path, such as 'my_advantages.py:ranked'",
         ),
         ("algorithm.trace=1.5", "algorithm.trace", "input should be less than or equal to 1, not 1.5"),
         ("algorithm.epochs=0", "algorithm.epochs", "input should be greater than 0, not 0"),
