@@ -112,7 +112,7 @@ def main() -> None:
         "mode": "one_off",
         "algorithm": {"advantage": "dr_grpo", "loss": {"clip_high": 0.28}},
         "trainer": {"learning_rate": 2e-4, "token_budget": 1024, "lora": {"rank": 16, "alpha": 32.0}},
-        "sft": {"episodes": 64, "steps": 24, "batch_tokens": 512, "held_out_share": 0.1, "eval_every": 8},
+        "sft": {"episodes": 48, "steps": 16, "batch_tokens": 384, "held_out_share": 0.1, "eval_every": 8},
     }
     start = rollart.sft(
         config,

@@ -113,6 +113,10 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="transformers cannot read"):
         import_model(tmp_path, tmp_path / "model", "float32", quiet)
     (tmp_path / "b.gguf").write_bytes(b"")
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(RequestError, match="transformers cannot read"):
+        import_model(tmp_path / "hf", tmp_path / "model", "float32", quiet)
     with pytest.raises(RequestError, match="has 2 GGUF files, name one"):
         find_source(tmp_path)
 

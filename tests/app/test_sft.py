@@ -54,16 +54,17 @@ def test_a_run_starts_where_the_demonstrations_led(folder: Path, lora: dict[str,
     start: dict[str, Any] = {}
     if lora:
         start = {"model": str(sft(sft={"steps": 40}, out="base").model)}
-    result = sft(out="sft", trainer={"lora": lora}, **start)
+    result = sft(demonstrations={"parrot": parrot.clumsy}, out="sft", trainer={"lora": lora}, **start)
     assert result.held_out is not None
-    assert result.held_out < 0.3
-    assert (lines(result)[0]["loss"], len(lines(result))) == (pytest.approx(lines(result)[0]["loss"]), 60)
+    assert result.held_out < 1.0
+    assert [line["step"] for line in lines(result)] == list(range(1, 61))
     run = api.run(
         parrot.CONFIG, out="run", model=str(result.model), steps=4, trainer={"lora": lora, "learning_rate": 1e-4}
     )
-    first = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[0])
-    assert first["rewards"]["parrot"] > 0.5, "random weights earn next to nothing"
-    assert run.report.steps == 4
+    steps = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert steps[0]["rewards"]["parrot"] > 0.1, "random weights earn nothing"
+    assert len(steps) == run.report.steps == 4
+    assert any(step["metrics"]["grad_norm"] > 0 for step in steps), "there is something to reinforce"
 
 
 def test_the_command_does_the_same(folder: Path) -> None:

@@ -99,7 +99,10 @@ def _read(source: Path, dtype: Dtype) -> _Source:
 
     logging.disable_progress_bar()
     if source.is_dir():
-        model = build_model(str(source), dtype=dtype, device="cpu")
+        try:
+            model = build_model(str(source), dtype=dtype, device="cpu")
+        except (OSError, ValueError) as error:  # no safetensors, or an architecture that transformers does not know
+            raise RequestError(f"transformers cannot read {source}: {error}") from error
         if not (source / "tokenizer.json").is_file():
             raise RequestError(f"{source} has no tokenizer.json; import a checkpoint with a fast tokenizer")
         return _Source(model, AutoTokenizer.from_pretrained(source), source_files(str(source), model))

@@ -10,6 +10,8 @@ resumed on the same demonstrations or not at all.
 """
 
 import math
+import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from rollart.backends.trainers.supervised import Progress
 
 TRAINED_ON = "sft.json"
+QUIET_S = 15.0
+"""Time without progress on stderr, at the most, while steps are made."""
 BETAS = (0.9, 0.98)
 FINAL_SHARE = 0.05
 RATES = {"scratch": 1e-3, "lora": 5e-4, "folder": 5e-5}
@@ -127,6 +131,8 @@ def _carry_out(
 
 
 def _train(config: RunConfig, folder: Path, found: Sequence[Demonstration], say: Callable[[str], None]) -> SftResult:
+    # Several threads that spin while they wait for each other are twenty times slower on a machine that is busy.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Late imports: torch takes seconds, and a wrong request is refused without it.
     from rollart.backends.trainers.packing import items
     from rollart.backends.trainers.supervised import (
@@ -157,12 +163,15 @@ def _train(config: RunConfig, folder: Path, found: Sequence[Demonstration], say:
     if trainer.done:
         say(f"resumes from step {trainer.done}")
     last = SftStep(trainer.done, math.nan)
+    said_at = time.monotonic()
 
     def report(progress: "Progress") -> None:
-        nonlocal last
+        nonlocal last, said_at
         last = SftStep(progress.step, progress.loss, progress.held_out)
         append_whole(folder / LINES, msgspec.json.encode(last) + b"\n")
-        if progress.held_out is not None or progress.step % sft.eval_every == 0 or progress.step == steps:
+        due = progress.held_out is not None or progress.step % sft.eval_every == 0 or progress.step == steps
+        if due or time.monotonic() - said_at > QUIET_S:
+            said_at = time.monotonic()
             measured = "" if progress.held_out is None else f", held out {progress.held_out:.4f}"
             say(f"step {progress.step}/{steps}: loss {progress.loss:.4f}{measured}")
 

@@ -10,7 +10,7 @@ import typer
 from rollart.app.api import ONE_POOL, merged
 from rollart.app.running import RuntimeKind, require, say
 from rollart.app.sft import resume_sft, start_sft
-from rollart.cli.train import config_file
+from rollart.cli.train import config_file, presets
 from rollart.config.load import load_toml, override
 from rollart.types.errors import RequestError
 
@@ -52,7 +52,7 @@ def sft(
 def _tables(config: str) -> dict[str, object]:
     from rollart.tasks.builtin import BUILT_IN  # late: it needs Gymnasium, which other commands do not
 
-    if config in BUILT_IN:
+    if config in BUILT_IN and config not in presets():
         built_in = BUILT_IN[config]
         task = {"environment": built_in.factory, "max_turns": built_in.max_turns}
         return {**ONE_POOL, "name": config, "tasks": {config: task}}

@@ -23,6 +23,7 @@ from rollart.policy.placement import inventory
 from rollart.types.errors import RequestError
 
 QUICKSTART = "quickstart"
+PRESETS = resources.files("rollart.config") / "presets"
 
 
 def train(
@@ -85,13 +86,17 @@ def train(
 
 def config_file(config: str) -> Path:
     """Resolve the name of a preset, or the path of a file."""
-    presets = resources.files("rollart.config") / "presets"
-    with resources.as_file(presets) as folder:
-        known = sorted(path.stem for path in folder.glob("*.toml"))
-        if config in known:
+    known = presets()
+    if config in known:
+        with resources.as_file(PRESETS) as folder:
             return folder / f"{config}.toml"
     if "." not in config and not Path(config).exists():
         raise RequestError(
             f"{config!r} is neither a preset{did_you_mean(config, known)} nor a file; presets are {', '.join(known)}"
         )
     return Path(config)
+
+
+def presets() -> list[str]:
+    with resources.as_file(PRESETS) as folder:
+        return sorted(path.stem for path in folder.glob("*.toml"))

@@ -7,7 +7,7 @@ class StopReason(enum.Enum):
     """Why a run ended."""
 
     DONE = "done"
-    """All steps were trained."""
+    """All steps were trained, or `on_step` ended the run after one."""
     INTERRUPTED = "interrupted"
     """Stopped from outside (Ctrl-C, SIGTERM, cancellation); it can be resumed."""
     WORKER_LOST = "worker_lost"

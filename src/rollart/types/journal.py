@@ -64,7 +64,7 @@ class RunStarted(Event, frozen=True):
 class RunEnded(Event, frozen=True):
     steps: int
     reason: str = ""
-    """`stop` in words, with the error; empty if the run finished all its steps."""
+    """`stop` in words, with the error, or why `on_step` ended the run; empty if the run finished all its steps."""
     stop: StopReason = StopReason.DONE
 
 
