@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -150,10 +149,7 @@ def _kernels() -> Finding:
 def _sandboxes() -> Iterator[Finding]:
     """What isolates and limits the commands of agents here; only tasks that run code need it."""
     try:
-        with (
-            TemporaryDirectory(prefix="rollart-doctor-") as folder,
-            BubblewrapSandboxes(Path(folder) / "s") as sandboxes,
-        ):
+        with BubblewrapSandboxes(warm=0) as sandboxes:
             sandboxes.create(SandboxSpec()).close()
             found = sandboxes.mechanisms()
     except (SandboxUnavailable, SandboxFault) as error:

@@ -147,6 +147,8 @@ class BubblewrapSandboxes:
                     raise SandboxUnavailable(f"{self._parent} belongs to another user; give another folder")
                 if self._launcher is not None:
                     self._launcher.close()
+                if os.geteuid() == 0:
+                    _check_reachable(self._parent.resolve())
                 as_user = self._user if self._user != os.geteuid() else None
                 self._launcher = LauncherProcess(self._parent, as_user)
                 if self._snapshots is None:
@@ -185,6 +187,15 @@ class BubblewrapSandboxes:
         for path in (spec.workdir, *(inside for inside, _ in (*spec.sockets, *spec.read_only))):
             if not path.startswith("/") or ".." in path.split("/"):
                 raise SandboxUnavailable(f"{path!r} is not an absolute path in a sandbox")
+
+
+def _check_reachable(folder: Path) -> None:
+    """Bubblewrap runs as another user than root, who has to get to the folder."""
+    for path in (folder, *folder.parents):
+        if not path.stat().st_mode & stat.S_IXOTH:
+            raise SandboxUnavailable(
+                f"sandboxes run as an unprivileged user, who cannot enter {path}; chmod o+x it, or give another folder"
+            )
 
 
 def _open_to(path: Path, owner: int | None) -> None:
