@@ -18,7 +18,7 @@ def reward(
     calls: Annotated[int, typer.Option(min=20, help="Calls of the trace; fewer shorten it.")] = ALL_CALLS,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout and nothing else.")] = False,
 ) -> None:
-    """Rewards of a bursty trace on `rollart reward platform`, called as a reward worker does. Takes eight minutes.
+    """Rewards of a bursty trace on `rollart reward platform`, called as a reward worker does. Takes ten minutes.
 
     lost and doubled: calls without an answer, and those computed or answered more than once. added_ms_p50: median of
     what a call takes beyond the time of the function, with no other call in flight and a warm replica.
@@ -38,4 +38,4 @@ def reward(
         sys.stdout.write(jsonlib.dumps(result) + "\n")
     else:
         for name, value in result.items():
-            say(f"{name}: {value:g}")
+            say(f"{name}: {value}")

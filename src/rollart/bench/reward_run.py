@@ -80,7 +80,7 @@ def trace_of(table: Mapping[str, Any], share: float = 1.0) -> Trace:
     return Trace(tuple(arrivals), table["bursts"] * table["period_s"] * share)
 
 
-def measure(trace: Trace, platform: Mapping[str, Any]) -> dict[str, float]:
+def measure(trace: Trace, platform: Mapping[str, Any]) -> dict[str, float | None]:
     os.environ.setdefault(SECRET, secrets.token_urlsafe(32))  # where client and platform look for it
     with running(platform) as url:
         say(f"{len(trace.arrivals)} calls in {trace.length_s:.0f} s")
@@ -90,24 +90,23 @@ def measure(trace: Trace, platform: Mapping[str, Any]) -> dict[str, float]:
     return figures(answered, len(trace.arrivals), trace.length_s, report)
 
 
-def figures(answered: Sequence[Answered], calls: int, length_s: float, report: Mapping[str, float]) -> dict[str, float]:
+def figures(
+    answered: Sequence[Answered], calls: int, length_s: float, report: Mapping[str, float]
+) -> dict[str, float | None]:
     """The result; `report` is that of the platform after its last replica has gone."""
-    scored = [each for each in answered if isinstance(each.answer, Scored)]
-    work_s = sum(each.answer.values[0] for each in scored if isinstance(each.answer, Scored))
-    added_s = [
-        each.took_s - each.answer.values[0]
-        for each in scored
-        if isinstance(each.answer, Scored) and each.alone and not each.use.cold_starts
-    ]
+    # The reward is the time that the function took.
+    scored = [(each, each.answer.values[0]) for each in answered if isinstance(each.answer, Scored)]
+    work_s = sum(took_s for _, took_s in scored)
+    added_s = [each.took_s - took_s for each, took_s in scored if each.alone and not each.use.cold_starts]
     times = Counter(each.answer.key for each in answered)
     repeated = sum(number - 1 for number in times.values())
     recomputed = max(0, round(report["executed"]) - calls)
     dedicated_s = report["max_replicas"] * length_s
     return {
         "calls": calls,
-        "lost": calls - len({each.answer.key for each in scored}),
+        "lost": calls - len({each.answer.key for each, _ in scored}),
         "doubled": repeated + recomputed,
-        "added_ms_p50": round(1000 * statistics.median(added_s), 3) if added_s else float("nan"),
+        "added_ms_p50": round(1000 * statistics.median(added_s), 3) if added_s else None,
         "paid_over_work": round(report["replica_s"] / work_s, 3),
         "utilisation": round(work_s / report["replica_s"], 4),
         "dedicated_utilisation": round(work_s / dedicated_s, 4),

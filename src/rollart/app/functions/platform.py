@@ -6,13 +6,15 @@ Secret, idempotency, limits and the OpenAPI document are those of every other ta
 """
 
 import asyncio
+import os
+import signal
 from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
 
 from rollart.app.cluster import connected
-from rollart.app.functions.executor import Executed, LocalExecutor, failure
+from rollart.app.functions.executor import Executed, failure
 from rollart.app.functions.server import serve_on
 from rollart.app.serving.listening import bound, interruptible, secret_of
 from rollart.distributed.ray_local import LocalRay, environment
@@ -26,22 +28,14 @@ from rollart.distributed.serve_platform import (
 from rollart.gateway.functions.requests import Secret
 from rollart.ports.reward import RewardKind
 from rollart.ports.reward_call import RewardCaller
+from rollart.types.errors import RuntimeLost
 from rollart.types.reward_wire import FunctionCall
 
-REPLICA = "rollart.app.functions.platform:ReplicaFunction"
+REPLICA = "rollart.app.functions.replica:ReplicaFunction"
 QUEUE = 4096
 """Calls that may wait for a replica; more get status 429."""
+ADVICE = "Start the platform again; calls that had no answer are tried again by their clients"
 FILE_SUFFIXES = (".py", ".toml")
-
-
-class ReplicaFunction:
-    """The function in a replica: a call in, an answer out, both as bytes."""
-
-    def __init__(self, function: str) -> None:
-        self._executor = LocalExecutor(function, 1)
-
-    async def __call__(self, call: bytes) -> bytes:
-        return msgspec.json.encode(await self._executor.run(msgspec.json.decode(call, type=FunctionCall)))
 
 
 class PlatformExecutor:
@@ -97,11 +91,15 @@ def serve_platform(
         listening = stack.enter_context(bound(host, port))
         stack.enter_context(interruptible())
         stack.enter_context(environment(SERVE_ENVIRONMENT))
-        stack.enter_context(LocalRay() if address is None else connected(address))
+        ray = stack.enter_context(LocalRay(advice=ADVICE) if address is None else connected(address))
         path = _everywhere(function) if address is None else function
         platform = stack.enter_context(started(REPLICA, {"function": path}, settings))
         executor = PlatformExecutor(function, kind, platform, settings.max_replicas)
+        if ray is not None:
+            ray.when_lost(lambda: os.kill(os.getpid(), signal.SIGTERM))
         asyncio.run(serve_on(listening, executor, secret, grace_s))
+        if ray is not None and (cause := ray.lost()):
+            raise RuntimeLost(f"{cause}. {ADVICE}")
 
 
 def _everywhere(function: str) -> str:
