@@ -222,3 +222,44 @@ def test_the_same_in_toml(tmp_path: Path, runtime: str) -> None:
     done = rollart("train", "config.toml", "--runtime", runtime, "--out", "run", cwd=tmp_path)
     assert done.code == 0, done.err
     assert rollart("audit", "run", cwd=tmp_path).code == 0
+
+
+SCRIPT = """
+import rollart
+import rewards
+
+if __name__ == "__main__":
+    rows = ({"question": f"{a}+{b}?", "answer": str(a + b)} for a in range(8) for b in range(8))
+    task = rollart.Task(prompts=rows, reward=rewards.correct, max_turn_tokens=4, max_context=200, environments=8)
+    batch = {"trajectories": 8, "group_size": 4}
+    model = rollart.tiny_model()
+    rollart.run(model=model, tasks={"sum": task}, batch=batch, steps=500, checkpoint_every=1, out="run")
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("runtime", ["inline", "ray"])
+def test_a_killed_run_goes_on_from_its_folder_alone(tmp_path: Path, runtime: str) -> None:
+    """The script, which is gone by then, gave a generator."""
+    if runtime == "ray" and importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed: pip install 'rollart[ray]'")
+    (tmp_path / "rewards.py").write_text("def correct(t):\n    return len(t.final_text) + len(t.prompt['answer'])\n")
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    process = subprocess.Popen([sys.executable, script], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("step 4/"):
+            break
+    process.kill()
+    process.wait()
+    process.stderr.close()
+    script.unlink()
+    path = {"PYTHONPATH": str(tmp_path)}
+    resumed = ("train", "--resume", "run", "--runtime", runtime, "--set", "steps=8")
+    done = rollart(*resumed, cwd=tmp_path, **path)
+    assert done.code == 0, done.err
+    audit = rollart("audit", "run", cwd=tmp_path)
+    assert audit.code == 0, audit.out
+    taken = [e.prompt.id for e in read_journal(tmp_path / "run" / "journal.sqlite") if isinstance(e, j.PromptTaken)]
+    assert len(set(taken)) == len(taken), "no prompt is repeated within a pass"

@@ -20,7 +20,7 @@ from rollart.backends.environments.interpreter import RemoteFailure
 from rollart.backends.environments.recorder import Recorder
 from rollart.ports.environment import AnyTextEnvironment, TextStep
 from rollart.types.chat import readable
-from rollart.types.errors import WRONG_CODE
+from rollart.types.errors import WRONG_CODE, RequestError
 from rollart.types.ids import TrajectoryId
 from rollart.types.messages import EnvironmentFailed, Observed, Reset, Step
 from rollart.types.tokens import Segment
@@ -116,7 +116,9 @@ class EnvironmentThread:
                 answer = EnvironmentFailed(job.episode, turn, str(error), permanent=error.permanent)
             except BaseException as error:  # noqa: BLE001 - the boundary of user code: its errors are attributed to it
                 reason = f"{type(error).__name__}: {error}"
-                answer = EnvironmentFailed(job.episode, turn, reason, permanent=isinstance(error, WRONG_CODE))
+                answer = EnvironmentFailed(
+                    job.episode, turn, reason, permanent=isinstance(error, (*WRONG_CODE, RequestError))
+                )
             if isinstance(answer, EnvironmentFailed):
                 self._close()
             self._finished += 1

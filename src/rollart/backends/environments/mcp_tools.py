@@ -152,7 +152,7 @@ class _Connection:
         except TimeoutError:
             self._lose(f"no answer within {self._server.starts_s:g} s")
         except (MCPError, OSError, RuntimeError, ExceptionGroup, RequestError) as error:
-            self._lose(_reason(error))
+            self._lose(_reason(error), permanent=isinstance(_first(error), FileNotFoundError | RequestError))
 
     async def _list(self, client: Any) -> list[ToolSchema]:
         tools: list[Any] = []
@@ -194,11 +194,12 @@ class _Connection:
             raise ToolError(text)
         return text
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str, *, permanent: bool = False) -> None:
         self._lost = self._lost or reason
         self._ending.set()
         if not self.opened.done():
-            self.opened.set_exception(EnvironmentFault(f"the MCP server {self._server.label} cannot be used: {reason}"))
+            kind = RequestError if permanent else EnvironmentFault
+            self.opened.set_exception(kind(f"the MCP server {self._server.label} cannot be used: {reason}"))
 
 
 def require_sdk() -> None:
@@ -234,7 +235,11 @@ def _text(result: Any) -> str:
     return "\n".join(parts) if parts else as_text(result.structured_content)
 
 
-def _reason(error: BaseException) -> str:
+def _first(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}"
+    return error
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(_first(error)).__name__}: {_first(error)}"
