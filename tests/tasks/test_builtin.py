@@ -18,9 +18,9 @@ REACHED = {
     "frozenlake": {"any move": 0.02, "best blind path": 0.34, "around holes": 0.89, "shortest way": 1.0},
     "math": {"any answer": 0.0, "with the calculator": 1.0},
     "game": {"any number": 0.19, "within bounds": 0.71, "halving": 1.0},
-    "shop": {"anything": 0.14, "first result": 0.27, "hasty": 0.71, "careful": 0.99, "thorough": 1.0},
-    "sokoban": {"any move": 0.07, "open move": 0.11, "greedy": 0.27, "solver": 1.0},
-    "repair": {"any candidate": 0.25, "one try": 0.5, "until it passes": 0.98},
+    "shop": {"anything": 0.16, "first result": 0.30, "hasty": 0.71, "careful": 0.99, "thorough": 1.0},
+    "sokoban": {"any move": 0.05, "open move": 0.05, "greedy": 0.32, "solver": 1.0},
+    "repair": {"any candidate": 0.26, "one try": 0.46, "until it passes": 0.98},
 }
 """Held-out mean reward of the scripts, as the docs have it."""
 LONGEST = {"shop": (45, 60), "sokoban": (85, 25), "repair": (260, 10)}

@@ -24,8 +24,8 @@ from rollart.types.errors import EnvironmentFault, RequestError
 from rollart.types.trajectory import Prompt
 
 REACHED = {
-    2: {"anything": 0.16, "first result": 0.27, "hasty": 0.59, "careful": 0.98, "thorough": 1.0},
-    3: {"anything": 0.15, "first result": 0.22, "hasty": 0.61, "careful": 0.95, "thorough": 1.0},
+    2: {"anything": 0.16, "first result": 0.26, "hasty": 0.58, "careful": 0.99, "thorough": 1.0},
+    3: {"anything": 0.13, "first result": 0.26, "hasty": 0.61, "careful": 0.96, "thorough": 1.0},
 }
 """Held-out mean reward of the scripts on the larger levels, as the docs have it; level 1 is in test_builtin."""
 

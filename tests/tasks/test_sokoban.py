@@ -196,7 +196,7 @@ def test_what_does_not_exist_is_refused():
 def test_scripts_reach_what_the_docs_say_at_level_2():
     source = SeedPrompts("sokoban", 0, 60, held_out=True)
     prompts = [source.next() for _ in range(60)]
-    expected = {"any move": 0.02, "open move": 0.04, "greedy": 0.21, "solver": 1.0}
+    expected = {"any move": 0.04, "open move": 0.03, "greedy": 0.26, "solver": 1.0}
     for name, script in BUILT_IN["sokoban"].baselines.items():
         reached = mean_reward(Sokoban(2), prompts, script, max_turns=LEVELS[2].moves)
         assert reached == pytest.approx(expected[name], abs=0.1), name

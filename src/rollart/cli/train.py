@@ -27,7 +27,9 @@ PRESETS = resources.files("rollart.config") / "presets"
 
 
 def train(
-    config: Annotated[str | None, typer.Argument(help="A TOML file, or a preset: quickstart, frozenlake.")] = None,
+    config: Annotated[
+        str | None, typer.Argument(help="A TOML file, or a preset: quickstart, frozenlake, shop, …")
+    ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key: --set steps=20. Repeatable.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; must be new or empty.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Run folder to resume from its last checkpoint.")] = None,

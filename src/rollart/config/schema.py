@@ -390,7 +390,9 @@ class RunConfig(Strict):
     model: str | dict[str, Any] = Field(default_factory=dict)
     """A checkpoint folder, or `config` for a model from scratch (real runs).
 
-    Or `cold_start`: the small model of the built-in tasks, trained on transcripts at the start of the run.
+    Or `cold_start`: the small model of the built-in tasks, trained on transcripts at the start of the run. In its
+    table, `tasks` has the number of transcripts by built-in task, the quickstart's three by default; `config` changes
+    the architecture, and further keys the training (`ColdStartSettings`).
     """
     codec: str = ""
     """Factory path of the codec between text and the model's tokens (real runs).
