@@ -68,7 +68,7 @@ def many(t: rollart.Transcript) -> dict[str, float]:
     return {f"part {number}": 1.0 for number in range(20_000)}
 '''
 SECRET = "a-secret-for-tests"
-PATIENCE_S = 100.0
+PATIENCE_S = 250.0
 
 
 def write_functions(folder: Path) -> Path:

@@ -13,11 +13,15 @@ import pytest
 from real_cli import COMMAND
 from served_function import PATIENCE_S, SECRET, call, request, write_functions
 
+pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'rollart[serve]'")
+
 from rollart.app.functions.asgi import AsgiApplication
 from rollart.app.functions.endpoint import Endpoint
 from rollart.app.functions.executor import LocalExecutor
+from rollart.app.functions.server import serve_function
 from rollart.app.functions.service import FunctionService
 from rollart.gateway.functions.requests import Secret
+from rollart.types.errors import RequestError
 from rollart.types.reward_wire import MAX_REQUEST_BYTES
 
 BEARER = (b"authorization", b"Bearer " + SECRET.encode())
@@ -73,7 +77,6 @@ def test_clients_that_leave_or_stop_sending(tmp_path):
 
 
 def test_the_command_serves_until_sigterm(tmp_path):
-    pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'rollart[serve]'")
     write_functions(tmp_path)
     command = [*COMMAND, "reward", "serve", "served_rewards.py:correct", "--port", "0", "--secret-env", "MY_SECRET"]
     process = subprocess.Popen(
@@ -102,8 +105,7 @@ def test_the_command_serves_until_sigterm(tmp_path):
 
 
 def test_a_wrong_path_is_refused_before_anything_starts(tmp_path):
-    write_functions(tmp_path)
-    command = [*COMMAND, "reward", "serve", "served_rewards.py:corect"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert done.returncode == 2
-    assert "correct" in done.stderr
+    with pytest.raises(RequestError, match="corect"):
+        serve_function(
+            f"{write_functions(tmp_path)}:corect", "127.0.0.1", 0, secret_env="MY_SECRET", concurrency=1, grace_s=1
+        )

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from real_cli import COMMAND
 from served_function import PATIENCE_S, SECRET, call, request, transcript, write_functions
 
 from rollart.app.functions.closure import needs_of
@@ -158,10 +157,8 @@ def test_what_cannot_be_found_is_named(tmp_path):
         needs_of(f"{tmp_path}/mine.py:f", [])
 
 
-def test_the_command_refuses_what_is_no_reward(tmp_path):
+def test_what_is_no_reward_is_refused_before_anything_is_written(tmp_path):
     (tmp_path / "mine.py").write_text("def f(a, b):\n    return 1.0\n")
-    command = [*COMMAND, "reward", "package", "mine.py:f", "--target", "asgi", "--out", "out"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert done.returncode == 2
-    assert "takes one argument" in done.stderr
+    with pytest.raises(RequestError, match="takes one argument"):
+        package(f"{tmp_path}/mine.py:f", Target.ASGI, tmp_path / "out")
     assert not (tmp_path / "out").exists()

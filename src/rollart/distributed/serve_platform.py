@@ -26,8 +26,6 @@ SERVE_ENVIRONMENT = {
     # A busy machine may take longer than Serve's 0.1 s to answer a probe, and each that is late warns.
     "RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "2",
     "RAY_SERVE_MAX_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "10",
-    # Two thread switches less per call: the loop that calls has little else to do.
-    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
 }
 """To be set before Serve is imported, and for its processes."""
 METRICS_S = 0.2
