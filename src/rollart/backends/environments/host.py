@@ -77,7 +77,7 @@ class EnvironmentHost:
     def __init__(self, settings: Mapping[str, Any], wake: Callable[[], None]) -> None:
         self._settings = EnvironmentHostSettings.model_validate(dict(settings))
         self._wake = wake
-        self._source = open_source(self._settings.task, self._settings.settings, self._settings.slots)
+        self.source = open_source(self._settings.task, self._settings.settings, self._settings.slots)
         self._codec: Codec = load(self._settings.codec)(**self._settings.codec_settings)
         self._threads: dict[int, EnvironmentThread] = {}
         self._episodes: dict[TrajectoryId, _Episode] = {}
@@ -116,7 +116,7 @@ class EnvironmentHost:
             if runner.thread.is_alive():
                 logger.warning("%s: abandoning the environment in slot %d, which hangs", self._settings.task, slot)
         self._threads.clear()
-        self._source.close()
+        self.source.close()
 
     def _collect(self, events: list[WorkerEvent]) -> None:
         while self._answers:
@@ -187,7 +187,7 @@ class EnvironmentHost:
 
     def _build(self, reset: Reset) -> AnyTextEnvironment:
         task = self._settings.settings
-        environment = self._source.build()
+        environment = self.source.build()
         for number, injection in enumerate(task.inject):
             environment = Injected(environment, injection, reset, number)
         return environment
