@@ -16,7 +16,7 @@ terminated, truncated, info). An exception means that the environment is broken,
 
 import random
 
-LETTERS = "ABCDEFGH"
+LETTERS = "ABCD"
 TRIES = 2
 
 
@@ -30,7 +30,7 @@ class __CLASS__:
 
     def step(self, action):
         self.left -= 1
-        right = action.strip().upper() == self.letter
+        right = action.strip().upper()[:1] == self.letter
         observation = "RIGHT" if right else f"NO. SAY {self.letter}"
         reward = 1.0 if right and self.left == TRIES - 1 else 0.5 if right else 0.0
         return observation, reward, right or not self.left, False, {}
@@ -54,6 +54,12 @@ def test_the_right_letter_pays():
     environment = __CLASS__()
     observation, _ = environment.reset(seed=5)
     assert environment.step(observation[-1]) == ("RIGHT", 1.0, True, False, {})
+
+
+def test_only_the_first_letter_counts():
+    environment = __CLASS__()
+    observation, _ = environment.reset(seed=5)
+    assert environment.step(f" {observation[-1]}, please")[0] == "RIGHT"
 
 
 def test_every_answer_gets_an_observation():
@@ -80,7 +86,7 @@ group_size = 8
 environment = "__NAME__.py:__CLASS__"
 environments = 32
 max_turns = 2
-max_turn_tokens = 2
+max_turn_tokens = 1
 max_context = 64
 eval_episodes = 16
 hold_out = "seed"  # there are too few letters to hold any out
@@ -88,7 +94,7 @@ hold_out = "seed"  # there are too few letters to hold any out
 [pools.local]
 
 [trainer]
-learning_rate = 0.003
+learning_rate = 3e-3
 
 # A small model from scratch, which has to find the letters by chance. In place of this table, for a real one:
 # model = "path/to/a/checkpoint/folder"

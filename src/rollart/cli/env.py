@@ -94,9 +94,9 @@ def _show(console: Console, result: EnvironmentCheck) -> None:
     for what, shown in _figures(result).items():
         console.print(f"{what:14} {shown}", highlight=False)
     for note in result.notes:
-        console.print(f"note: {note}", markup=False, highlight=False)
+        console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
     for problem in result.problems:
-        console.print(f"problem: {problem}", markup=False, highlight=False, style="red")
+        console.print(f"problem: {problem}", markup=False, highlight=False, soft_wrap=True, style="red")
     verdict = "passed" if result.passed else f"{len(result.problems)} problem(s)"
     console.print(f"{result.environment}: {verdict}", markup=False, highlight=False)
 

@@ -80,7 +80,7 @@ class EnvironmentHost:
         self._wake = wake
         task = self._settings
         self._codec: Codec = load(task.codec)(**task.codec_settings)
-        self._source = open_source(task.task, task.settings, task.slots, self._codec)
+        self.source = open_source(task.task, task.settings, task.slots, self._codec)
         self._threads: dict[int, EnvironmentThread] = {}
         self._episodes: dict[TrajectoryId, _Episode] = {}
         self._over: deque[TrajectoryId] = deque()
@@ -118,7 +118,7 @@ class EnvironmentHost:
             if runner.thread.is_alive():
                 logger.warning("%s: abandoning the environment in slot %d, which hangs", self._settings.task, slot)
         self._threads.clear()
-        self._source.close()
+        self.source.close()
 
     def _collect(self, events: list[WorkerEvent]) -> None:
         while self._answers:
@@ -189,7 +189,7 @@ class EnvironmentHost:
 
     def _build(self, reset: Reset) -> AnyTextEnvironment:
         task = self._settings.settings
-        environment = self._source.build()
+        environment = self.source.build()
         for number, injection in enumerate(task.inject):
             environment = Injected(environment, injection, reset, number)
         return environment
