@@ -7,6 +7,7 @@ import queue
 import secrets
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -98,8 +99,10 @@ class LocalExecutor:
             return failure(call, str(error), retry=False)
         except asyncio.CancelledError:
             raise
-        except BaseException as error:
-            log.exception("the reward function %s failed on %s", self.path, call.key)
+        except BaseException as error:  # noqa: BLE001 - the boundary of user code: its errors are answers
+            # As text that any log can hold: messages of errors may contain half of a surrogate pair.
+            trace = traceback.format_exc().encode("utf-8", "backslashreplace").decode()
+            log.error("the reward function %s failed on %s\n%s", self.path, call.key, trace)
             return failure(call, f"{type(error).__name__}: {error}", retry=not isinstance(error, WRONG_CODE))
         return success(call, rewards)
 
