@@ -11,7 +11,6 @@ from rollart.conformance.sandbox import CASES, Feature, SandboxHarness
 from rollart.types.errors import SandboxFault, SandboxUnavailable
 from rollart.types.sandboxes import SandboxSpec
 
-
 pytestmark = pytest.mark.long
 
 
