@@ -11,7 +11,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
 server = MCPServer("my-db")
-CAPITALS = {"Peru": "Lima", "Japan": "Tokyo"}
+CAPITALS = {"Peru": "Lima", "Japan": "Tokyo", "Egypt": "Cairo"}
 calls = 0
 
 

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from typing import Any, Literal
 
+import msgspec
 import pytest
 
 from rollart.backends.environments.chat import MOST_CALLS, ChatEnvironment, ChatTask
@@ -289,3 +290,28 @@ def test_what_looks_like_a_call_is_never_an_answer(format: str, text: str) -> No
     found = parse(format, text, [])
     assert found
     assert all(isinstance(each, Malformed) for each in found)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"a": 1234567890123456789012345678901234567890}',
+        '{"query": "\\ud800"}',
+        '{"query": ' + "[" * 5000 + "]" * 5000 + "}",
+        '{"query": ' + '{"a":' * 800 + "1" + "}" * 800 + "}",
+        '{"a": NaN}',
+        '{"a": 1e999}',
+        '{"query": "\\u0000"}',
+    ],
+)
+@pytest.mark.parametrize("format", ["hermes", "llama", "plain"])
+def test_no_arguments_break_an_episode(arguments: str, format: str) -> None:
+    """Whatever the model writes, the result is the model's."""
+    environment = episode("add", "search", tool_format=format)
+    started(environment)
+    tool = "add" if '"a": 1' in arguments or "N" in arguments else "search"
+    call = f'{{"name": "{tool}", "arguments": {arguments}}}'
+    step = run(environment.step(f"<tool_call>{call}</tool_call>" if format == "hermes" else call))
+    (content,) = contents(step)
+    content.encode()
+    msgspec.msgpack.encode(step.calls)

@@ -54,7 +54,7 @@ def run(name: str, **changes: Any) -> rollart.Result:
         "model": rollart.tiny_model(words.Words.vocabulary),
         "codec": f"{HERE / 'words.py'}:Words",
         "batch": {"trajectories": 32, "group_size": 8},
-        "trainer": {"learning_rate": 5e-3},
+        "trainer": {"learning_rate": 2e-3},
         "tasks": {name: task(name)},
     }
     return rollart.run(**{**settings, **changes})

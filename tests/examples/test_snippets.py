@@ -39,9 +39,7 @@ def test_two_steps(name: str, runtime: str, tmp_path: Path) -> None:
     assert called, "by chance, one of the trajectories calls a tool"
     for t, turn, after in called:
         answers = [f"[tool capital]\n{snippets.words.COUNTRIES[call.arguments['country']]}" for call in turn.calls]
-        known = [call.arguments["country"] in ("Peru", "Japan") for call in turn.calls]
-        if name == "functions" or all(known):
-            assert after.observation == "\n\n".join(answers), t
+        assert after.observation == "\n\n".join(answers), t
 
 
 def test_a_closure_is_a_tool_of_this_process_only(tmp_path: Path) -> None:
@@ -68,10 +66,10 @@ def test_a_closure_is_a_tool_of_this_process_only(tmp_path: Path) -> None:
 def test_it_learns(name: str, tmp_path: Path) -> None:
     """Mean reward of the last quarter above that of the first by two standard errors."""
     needs(name)
-    snippets.run(name, steps=80, out=tmp_path / "run")
+    snippets.run(name, steps=60, out=tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    means = [line["rewards"][name] for line in lines if "rewards" in line]
-    first, last = means[:20], means[-20:]
+    means = [line["rewards"][name] for line in lines if name in line.get("rewards", {})]
+    first, last = means[:15], means[-15:]
     error = math.sqrt(sum(_variance(part) / len(part) for part in (first, last)))
     start = _mean(means[:5])
     print(f"{name}: {start:.3f} at the start, {_mean(first):.3f} ± {error:.3f} → {_mean(last):.3f}")  # noqa: T201

@@ -11,8 +11,11 @@ the turns with calls: an agent that reaches it ends as truncated, its own result
 import asyncio
 import inspect
 import itertools
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from rollart.backends.environments.codec import Codec
 from rollart.backends.environments.dialogue import describes_tools, open_dialogue, tool_format
@@ -139,7 +142,7 @@ class ChatEnvironment:
             calls = [Malformed(f"{len(calls)} calls in one answer; make {MOST_CALLS} at most")]
         results = await asyncio.gather(*[self._result(call) for call in calls])
         made = tuple(
-            ToolCall(call.name, dict(call.arguments) if isinstance(call, Call) else {}, error)
+            ToolCall(call.name, _recorded(call.arguments) if isinstance(call, Call) else {}, error)
             for call, (_, error) in zip(calls, results, strict=True)
         )
         messages = [
@@ -174,6 +177,15 @@ class ChatEnvironment:
                 await ended
         if self._task.servers is not None:
             await self._task.servers.leave(self._number)
+
+
+def _recorded(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments for the transcript, as text if they are more than it can hold, such as a number of 30 digits."""
+    try:
+        msgspec.msgpack.encode(arguments)
+    except (OverflowError, RecursionError, TypeError, ValueError):
+        return {"arguments": json.dumps(arguments)}
+    return dict(arguments)
 
 
 def _built(target: type, prompt: Prompt) -> Any:

@@ -7,7 +7,7 @@ drops the thoughts of earlier answers), `observe` returns a whole new context in
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from rollart.backends.environments.codec import Codec
 from rollart.types.chat import Message, ToolSchema, plain
@@ -33,6 +33,7 @@ class Dialogue(Protocol):
         ...
 
 
+@runtime_checkable
 class DialogueCodec(Codec, Protocol):
     """A codec that knows the roles of messages."""
 
@@ -53,18 +54,17 @@ class DialogueCodec(Codec, Protocol):
 
 def open_dialogue(codec: Codec, tools: Sequence[ToolSchema] = ()) -> Dialogue:
     """The dialogue of a codec; of one that knows text only, the contents of the messages as text."""
-    known: DialogueCodec | None = codec if hasattr(codec, "dialogue") else None  # type: ignore[assignment]
-    return TextDialogue(codec) if known is None else known.dialogue(tools)
+    return codec.dialogue(tools) if isinstance(codec, DialogueCodec) else TextDialogue(codec)
 
 
 def tool_format(codec: Codec | None) -> str:
     """How the model of a codec writes tool calls."""
-    return getattr(codec, "tool_format", "plain")
+    return codec.tool_format if isinstance(codec, DialogueCodec) else "plain"
 
 
 def describes_tools(codec: Codec | None) -> bool:
     """Whether the model learns of tools by its chat template."""
-    return getattr(codec, "describes_tools", False)
+    return isinstance(codec, DialogueCodec) and codec.describes_tools
 
 
 class TextDialogue:

@@ -19,6 +19,7 @@ THOUGHT_END = "</think>"
 _HERMES = re.compile(r"<tool_call>(.*?)(</tool_call>|(?=<tool_call>)|$)", re.DOTALL)
 _LLAMA_TAG = "<|python_tag|>"
 _PLAIN = re.compile(r"^\s*([A-Za-z_][\w-]*)\s*:[ \t]*(.*?)\s*$")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _decoder = json.JSONDecoder()
 
 
@@ -62,7 +63,7 @@ def _hermes(text: str) -> Iterator[Call | Malformed]:
             yield Malformed("the tool call is not closed with </tool_call>")
             continue
         try:
-            yield _call(json.loads(found[1]))
+            yield _call(_loads(found[1]))
         except ValueError as error:
             yield Malformed(f"the text between <tool_call> and </tool_call> is not JSON: {error}")
 
@@ -77,7 +78,8 @@ def _llama(text: str) -> Iterator[Call | Malformed]:
     while place < len(text):
         try:
             value, place = _decoder.raw_decode(text, place)
-        except ValueError as error:
+            value = _without_surrogates(value, text)
+        except (ValueError, RecursionError) as error:
             if tagged or place or '"name"' in text:
                 yield Malformed(f"the tool call is not JSON: {error}")
             return
@@ -93,7 +95,7 @@ def _plain(text: str, tools: Mapping[str, Any]) -> Iterator[Call | Malformed]:
     for line in text.splitlines():
         if line.lstrip().startswith("{") and '"name"' in line:
             try:
-                yield _call(json.loads(line))
+                yield _call(_loads(line))
             except ValueError as error:
                 yield Malformed(f"the line {line.strip()[:80]!r} is not JSON: {error}")
             continue
@@ -110,7 +112,7 @@ def _line(tool: Mapping[str, Any], rest: str) -> Call | Malformed:
         return Call(name, {})
     if rest.startswith("{"):
         try:
-            found = json.loads(rest)
+            found = _loads(rest)
         except ValueError as error:
             return Malformed(f"the arguments are not JSON: {error}", name)
         return Call(name, found) if isinstance(found, dict) else Malformed("the arguments are not an object", name)
@@ -120,13 +122,28 @@ def _line(tool: Mapping[str, Any], rest: str) -> Call | Malformed:
     return Malformed(f"write {name}: {wanted}", name)
 
 
+def _loads(text: str) -> Any:
+    try:
+        return _without_surrogates(json.loads(text), text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _without_surrogates(value: Any, text: str) -> Any:
+    """JSON may name halves of characters, which no text may contain. `text` is what the value was read from."""
+    if not _SURROGATE.search(text):
+        return value
+    whole = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return json.loads(whole)
+
+
 def _call(value: Any) -> Call | Malformed:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return Malformed('a tool call is an object with "name" and "arguments"')
     arguments: Any = next((value[key] for key in ("arguments", "parameters") if key in value), {})
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
+            arguments = _loads(arguments)
         except ValueError as error:
             return Malformed(f"the arguments are not JSON: {error}", value["name"])
     if not isinstance(arguments, dict):

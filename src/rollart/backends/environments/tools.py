@@ -21,7 +21,7 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -68,6 +68,8 @@ class FunctionTool:
             checked = self._model.model_validate(dict(arguments))
         except ValidationError as error:
             raise ToolError(_explained(error)) from error
+        except RecursionError as error:
+            raise ToolError("the arguments are nested too deeply") from error
         given = {field: getattr(checked, field) for field in type(checked).model_fields}
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -127,7 +129,8 @@ def as_text(result: Any) -> str:
     """The result of a tool as the model sees it: text as it is, anything else as JSON."""
     if result is None:
         return ""
-    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+    text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+    return text.encode(errors="replace").decode()  # halves of characters are no text
 
 
 def shortened(text: str, limit: int) -> str:
@@ -261,7 +264,3 @@ def _explained(error: ValidationError) -> str:
 
 def names_of(schemas: Sequence[ToolSchema]) -> list[str]:
     return [schema["function"]["name"] for schema in schemas]
-
-
-Closer = Callable[[], Awaitable[None] | None]
-"""Ends what a tool class holds for an episode."""
