@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from rollart.backends.models import build_model
-from rollart.config.schema import PoolSettings
+from rollart.config.pools import PoolSettings
 from rollart.config.training import TrainerSettings
 from rollart.distributed.cluster import Cluster
 from rollart.distributed.code_travel import code_of_this_process

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rollart.config.algorithm import AlgorithmSettings, CriticSettings
-from rollart.config.schema import PoolSettings, TaskSettings
+from rollart.config.pools import PoolSettings
+from rollart.config.tasks import TaskSettings
 from rollart.config.training import TrainerSettings
 
 

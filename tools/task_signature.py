@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-SCHEMA = ROOT / "src" / "rollart" / "config" / "schema.py"
+SCHEMA = ROOT / "src" / "rollart" / "config" / "tasks.py"
 TASK = ROOT / "src" / "rollart" / "app" / "task.py"
 BEGIN, END = "    # --- written by tools/task_signature.py\n", "    # --- end\n"
 WIDTH = 116

@@ -13,7 +13,8 @@ from real_cli import CONFIG, rollart, small_task
 import rollart as api
 from rollart.app.api import merged
 from rollart.config.load import check, load_toml
-from rollart.config.schema import RunConfig, TaskSettings
+from rollart.config.schema import RunConfig
+from rollart.config.tasks import TaskSettings
 from rollart.observe.report import Report
 from rollart.tasks.frozenlake import FrozenLake
 from rollart.types.errors import ConfigError, RequestError

@@ -11,7 +11,7 @@ from rollart.app.serving import engine as module
 from rollart.app.serving.engine import Full, NotServed, ServingEngine
 from rollart.backends.engines.torch_engine import TorchEngine
 from rollart.backends.stores.memory import MemoryStore
-from rollart.config.schema import PoolSettings
+from rollart.config.pools import PoolSettings
 from rollart.distributed.inline import InlineRuntime
 from rollart.types.errors import WorkerLost
 from rollart.types.messages import Abort, Add, FinishReason, Refused, Sampling

@@ -20,7 +20,8 @@ from rollart.app.given_prompts import keep_rows, located, rows_or_seeds
 from rollart.app.task_checks import prompts_of
 from rollart.config.load import check
 from rollart.config.rows import Rows
-from rollart.config.schema import RunConfig, TaskSettings
+from rollart.config.schema import RunConfig
+from rollart.config.tasks import TaskSettings
 from rollart.observe.journal import read_journal
 from rollart.types import journal as j
 from rollart.types.errors import ConfigError, RequestError

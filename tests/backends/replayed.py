@@ -2,7 +2,7 @@
 
 import random
 
-from rollart.config.schema import EPISODE_RETURN
+from rollart.config.tasks import EPISODE_RETURN
 from rollart.tasks.arithmetic import Arithmetic, any_answer, hasty, with_calculator
 from rollart.types.ids import PromptId, TrajectoryId
 from rollart.types.messages import EpisodeRecord, Scored, ScoreRequest

@@ -11,7 +11,7 @@ from rollart.backends.environments.chat import ChatTask
 from rollart.backends.environments.dialogue import open_dialogue
 from rollart.backends.environments.hf_codec import HfCodec
 from rollart.config.load import check
-from rollart.config.schema import TaskSettings
+from rollart.config.tasks import TaskSettings
 from rollart.types.errors import EnvironmentFault, RequestError
 
 BASE = """{%- if tools %}{{- '<|im_start|>system\\nTools: ' }}{%- for tool in tools %}{{- tool | tojson }}{%- endfor %}

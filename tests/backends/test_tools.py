@@ -11,7 +11,7 @@ from rollart.backends.environments.chat import MOST_CALLS, ChatEnvironment, Chat
 from rollart.backends.environments.tool_calls import Call, Malformed, parse
 from rollart.backends.environments.tools import schemas_of
 from rollart.config.load import check
-from rollart.config.schema import TaskSettings
+from rollart.config.tasks import TaskSettings
 from rollart.ports.environment import TextStep
 from rollart.types.errors import EnvironmentFault, RequestError
 from rollart.types.ids import PromptId

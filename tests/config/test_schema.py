@@ -14,7 +14,8 @@ from rollart.config.algorithm import AdvantageKind
 from rollart.config.injection import slowdown_at
 from rollart.config.load import check, load_toml
 from rollart.config.modes import MODES, Mode
-from rollart.config.schema import EPISODE_RETURN, RunConfig
+from rollart.config.schema import RunConfig
+from rollart.config.tasks import EPISODE_RETURN
 from rollart.types.errors import ConfigError
 from rollart.types.transcript import Truncation
 

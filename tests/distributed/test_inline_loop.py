@@ -4,7 +4,8 @@ import asyncio
 
 from rollart.backends.environments.codec import ByteCodec
 from rollart.backends.stores.memory import MemoryStore
-from rollart.config.schema import PoolSettings, TaskSettings
+from rollart.config.pools import PoolSettings
+from rollart.config.tasks import TaskSettings
 from rollart.distributed.inline import InlineRuntime
 from rollart.tasks.prompts import SeedPrompts
 from rollart.types.messages import (

@@ -16,7 +16,8 @@ from rollart.backends.environments.codec import ByteCodec
 from rollart.backends.environments.interpreter import RemoteEnvironment, RemoteFailure
 from rollart.backends.environments.sources import EnvironmentSource, open_source
 from rollart.config.load import check
-from rollart.config.schema import RunConfig, TaskSettings
+from rollart.config.schema import RunConfig
+from rollart.config.tasks import TaskSettings
 from rollart.types.errors import ConfigError, RequestError
 from rollart.types.trajectory import Prompt
 

@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollart.config.modes import MODES, Mode
-from rollart.config.schema import BatchSettings, Deadlines, PoolSettings, RunConfig, TaskSettings
+from rollart.config.pools import PoolSettings
+from rollart.config.schema import BatchSettings, Deadlines, RunConfig
+from rollart.config.tasks import TaskSettings
 from rollart.policy.groups import GroupBook
 from rollart.policy.liveness import (
     EVAL_ATTEMPTS,

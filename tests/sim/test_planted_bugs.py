@@ -10,7 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from rollart.config.modes import Mode
-from rollart.config.schema import ANY, RunConfig
+from rollart.config.schema import RunConfig
+from rollart.config.tasks import ANY
 from rollart.control.buffer import SampleBuffer
 from rollart.control.context import Context
 from rollart.control.elasticity import ElasticEngines

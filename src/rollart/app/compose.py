@@ -24,8 +24,10 @@ from rollart.backends.environments.sources import own_interpreter
 from rollart.backends.stores.folder import FolderStore
 from rollart.backends.stores.shared import SharedMemoryStore
 from rollart.backends.trainers.checkpoint import CheckpointPlace
-from rollart.config.schema import EPISODE_RETURN, PoolSettings, RunConfig, TaskSettings
+from rollart.config.pools import PoolSettings
+from rollart.config.schema import RunConfig
 from rollart.config.suggest import did_you_mean
+from rollart.config.tasks import EPISODE_RETURN, TaskSettings
 from rollart.config.training import LoraSettings
 from rollart.control.environments import POOL as ENVIRONMENTS
 from rollart.control.fleet import WorkerSpec

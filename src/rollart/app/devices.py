@@ -15,7 +15,8 @@ from rollart.app.compose import engine_needs, rank_needs
 from rollart.app.run_folder import JOURNAL
 from rollart.backends.engines.checkpoint_config import ModelShape, read_shape
 from rollart.config.elasticity import AUTO_ENGINES, EngineRange
-from rollart.config.schema import AUTO, RunConfig
+from rollart.config.schema import RunConfig
+from rollart.config.tasks import AUTO
 from rollart.control.trainer import POOL as TRAINER
 from rollart.distributed.node_probe import free_memory_bytes, gpu_count
 from rollart.observe.journal import fold_journal

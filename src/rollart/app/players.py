@@ -17,7 +17,8 @@ from typing import NamedTuple
 from rollart.app.compose import codec_factory
 from rollart.backends.environments.watched import WatchedHost
 from rollart.backends.rewards.scorer import BadReward, Scorer
-from rollart.config.schema import EPISODE_RETURN, RunConfig
+from rollart.config.schema import RunConfig
+from rollart.config.tasks import EPISODE_RETURN
 from rollart.ports.environment import TextStep
 from rollart.ports.reward import RewardKind
 from rollart.types.chat import readable

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rollart.config.reward_place import ACTORS, PROCESSES, RewardPlace
-from rollart.config.schema import RewardSettings, RunConfig
+from rollart.config.schema import RunConfig
+from rollart.config.tasks import RewardSettings
 from rollart.control.fleet import WorkerSpec
 from rollart.control.rewards import POOL
 from rollart.ports.factory import SESSION, load

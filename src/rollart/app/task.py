@@ -12,7 +12,7 @@ from rollart.app.naming import factory_path, tool_path
 from rollart.config.base import Strict
 from rollart.config.load import check
 from rollart.config.rows import Rows
-from rollart.config.schema import TaskSettings
+from rollart.config.tasks import TaskSettings
 from rollart.config.tools import Mcp, McpServer
 from rollart.ports.reward import RewardFunction
 from rollart.types.trajectory import StaleTreatment

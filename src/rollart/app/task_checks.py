@@ -4,8 +4,9 @@ from rollart.backends.environments.chat import ChatTask
 from rollart.backends.environments.codec import Codec
 from rollart.backends.environments.prompt_text import PromptText
 from rollart.config.rows import Rows
-from rollart.config.schema import EPISODE_RETURN, RunConfig
+from rollart.config.schema import RunConfig
 from rollart.config.suggest import did_you_mean
+from rollart.config.tasks import EPISODE_RETURN
 from rollart.ports.prompts import PromptSource
 from rollart.tasks.prompt_files import Table, TablePrompts, content_of, read_table
 from rollart.tasks.prompts import NoPrompts, SeedPrompts

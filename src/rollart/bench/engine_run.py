@@ -28,7 +28,7 @@ from rollart.backends.models import build_model
 from rollart.backends.stores.memory import MemoryStore
 from rollart.backends.stores.tensors import pack
 from rollart.bench.engine import Bench, Turn, Workload
-from rollart.config.schema import PoolSettings
+from rollart.config.pools import PoolSettings
 from rollart.types.errors import RunError
 from rollart.types.ids import RequestId, TrajectoryId
 from rollart.types.messages import Add, EndSession, KvOnUpdate, Sampling, Stage, Staged, TurnDone, Update, Updated

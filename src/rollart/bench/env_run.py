@@ -11,7 +11,7 @@ from rollart.backends.environments.codec import ByteCodec
 from rollart.backends.environments.host import EnvironmentHost
 from rollart.backends.environments.interpreter import Interpreter
 from rollart.bench.light_environment import Light
-from rollart.config.schema import TaskSettings
+from rollart.config.tasks import TaskSettings
 from rollart.types.errors import RunError
 from rollart.types.ids import PromptId, TrajectoryId
 from rollart.types.messages import Observed, Reset, Step

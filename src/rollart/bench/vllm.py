@@ -80,7 +80,7 @@ def _engine(folder: Path, lengths: list[tuple[int, int]], arguments: dict[str, A
     from rollart.backends.engines.vllm import VllmEngine
     from rollart.backends.stores.memory import MemoryStore
     from rollart.backends.stores.tensors import pack
-    from rollart.config.schema import PoolSettings
+    from rollart.config.pools import PoolSettings
     from rollart.types.ids import RequestId, TrajectoryId
     from rollart.types.messages import Add, Sampling, Stage, Staged, TurnDone, Update, Updated
     from rollart.types.tokens import Segment

@@ -10,7 +10,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from rollart.config.schema import TaskSettings
+from rollart.config.tasks import TaskSettings
 from rollart.control.context import Context
 from rollart.control.environments import POOL, EnvironmentPool, Slot
 from rollart.control.gates import BarrierGate, RewardGate

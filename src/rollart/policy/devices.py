@@ -19,7 +19,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rollart.config.elasticity import EngineRange
-from rollart.config.schema import AUTO, PoolSettings, RunConfig
+from rollart.config.pools import PoolSettings
+from rollart.config.schema import RunConfig
+from rollart.config.tasks import AUTO
 from rollart.policy.memory import BYTES, ModelSize
 from rollart.policy.placement import Wait, decide, decide_ranks
 from rollart.types.accelerators import (

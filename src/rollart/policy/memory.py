@@ -28,7 +28,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from rollart.config.schema import PoolSettings, RunConfig
+from rollart.config.pools import PoolSettings
+from rollart.config.schema import RunConfig
 
 BYTES = {"float32": 4, "bfloat16": 2}
 

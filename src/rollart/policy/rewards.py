@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
-from rollart.config.schema import EPISODE_RETURN, RewardSettings, RunConfig
+from rollart.config.schema import RunConfig
+from rollart.config.tasks import EPISODE_RETURN, RewardSettings
 from rollart.types.rewards import RewardRule, is_plain
 
 RewardPlans = Mapping[str, tuple[RewardRule, ...]]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from rollart.config.algorithm import AdvantageKind
 from rollart.config.modes import Mode
-from rollart.config.schema import ANY, AUTO
+from rollart.config.tasks import ANY, AUTO
 from rollart.control.pipeline import MAX_FAILED_SAVES
 from rollart.sim.draws import mix, stable_int, uniform
 from rollart.sim.faults import Fault

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from rollart.config.schema import ANY
+from rollart.config.tasks import ANY
 from rollart.sim.faults import Fault
 from rollart.sim.fuzz import PATIENT_S, Drain, World, one_task_is_patient
 from rollart.sim.scenario import parse_scenario

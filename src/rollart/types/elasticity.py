@@ -46,7 +46,7 @@ class ElasticPool(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ElasticRules(msgspec.Struct, frozen=True, gc=False):
-    """What a run promises of its elastic pools; see `config.schema.ElasticitySettings`."""
+    """What a run promises of its elastic pools; see `config.elasticity.ElasticitySettings`."""
 
     pools: dict[str, ElasticPool]
     min_wait: float

@@ -18,7 +18,7 @@ from rollart.app.serving.listening import GracefulServer, GuardedProtocol, bound
 from rollart.app.serving.model import ServedModel, open_model
 from rollart.app.serving.settings import ServeSettings
 from rollart.backends.stores.memory import MemoryStore
-from rollart.config.schema import PoolSettings
+from rollart.config.pools import PoolSettings
 from rollart.distributed.inline import InlineRuntime
 from rollart.types.errors import WorkerLost
 

@@ -30,7 +30,7 @@ from pydantic import ConfigDict, Field
 
 from rollart.backends.engines.sessions import Session, Sessions, Turn
 from rollart.config.base import Strict
-from rollart.config.schema import PoolSettings
+from rollart.config.pools import PoolSettings
 from rollart.ports.worker import Advance
 from rollart.types.errors import InvariantBroken
 from rollart.types.ids import RequestId, TrajectoryId

@@ -31,8 +31,8 @@ from rollart.backends.environments.tools import (
     schemas_of,
     shortened,
 )
-from rollart.config.schema import TaskSettings
 from rollart.config.suggest import did_you_mean
+from rollart.config.tasks import TaskSettings
 from rollart.config.tools import Mcp
 from rollart.ports.environment import TextStep
 from rollart.ports.factory import load

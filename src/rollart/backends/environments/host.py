@@ -19,7 +19,7 @@ from rollart.backends.environments.inject import Injected
 from rollart.backends.environments.recorder import Recorder
 from rollart.backends.environments.sources import open_source
 from rollart.config.base import Strict
-from rollart.config.schema import TaskSettings
+from rollart.config.tasks import TaskSettings
 from rollart.ports.environment import AnyTextEnvironment
 from rollart.ports.factory import load
 from rollart.ports.worker import Advance

@@ -10,8 +10,8 @@ import string
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rollart.config.schema import TaskSettings
 from rollart.config.suggest import did_you_mean
+from rollart.config.tasks import TaskSettings
 from rollart.types.chat import Message, problem_of
 from rollart.types.errors import RequestError
 

@@ -4,7 +4,7 @@ Texts are those that the environment gave and got: nothing is decoded again. A t
 observation that ends the episode, be it by the environment's word or at a limit of the agent.
 """
 
-from rollart.config.schema import TaskSettings
+from rollart.config.tasks import TaskSettings
 from rollart.ports.environment import TextStep
 from rollart.types.chat import readable
 from rollart.types.messages import Reset

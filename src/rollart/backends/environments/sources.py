@@ -7,7 +7,7 @@ from rollart.backends.environments.codec import Codec
 from rollart.backends.environments.gym import as_text_environment
 from rollart.backends.environments.interpreter import Interpreter, Work
 from rollart.backends.environments.shipping import LIBRARIES
-from rollart.config.schema import TaskSettings
+from rollart.config.tasks import TaskSettings
 from rollart.ports.environment import AnyTextEnvironment
 from rollart.ports.factory import load
 

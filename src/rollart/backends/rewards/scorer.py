@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable
 
-from rollart.config.schema import EPISODE_RETURN
+from rollart.config.tasks import EPISODE_RETURN
 from rollart.ports.reward_call import BadReward, RewardCaller, Rewards
 from rollart.types.errors import WRONG_CODE
 from rollart.types.ids import PromptId
