@@ -443,8 +443,9 @@ while True:
     except OSError:
         pass
 """
-    result = sandbox.exec(["/usr/bin/python3", "-c", "import os" + program], time_s=2.0)
-    assert result.timed_out
+    result = sandbox.exec(["/usr/bin/python3", "-c", "import os" + program], time_s=3.0)
+    # Forty interpreters may run out of memory before the time is over.
+    assert {"time", "memory"} & set(result.exceeded), result
     assert result.processes_exceeded or not limits_processes(sandbox)
     assert sandbox.exec(["true"]).ok
 

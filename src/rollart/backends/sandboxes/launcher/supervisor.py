@@ -3,7 +3,7 @@
 Conservation rule: whatever ends the supervisor except SIGKILL, it removes processes, mounts, folder and cgroups of its
 sandbox first; the launcher does it for one that was killed.
 
-Orders come over the control socket, one at a time, each answered once; `kill` may come while a command runs. A command
+Orders come over the control socket, one at a time, each answered once. A command
 is over when its first process is; its exit status is that of `wait4`, out of reach of the command.
 """
 
@@ -131,8 +131,6 @@ class Supervisor:
                 except OSError as error:
                     return {"error": str(error)}
                 return {}
-            case "kill":
-                return None  # the command had ended by itself
             case operation:
                 return self._transfer(transfer.OPERATIONS[operation], order, descriptors)
 
@@ -227,7 +225,7 @@ class Supervisor:
         os.waitpid(_fork(kill), 0)
 
     def _wait(self, result: int, deadline: float) -> watching.End:
-        """Until the joiner reports; kills the command at its deadline, at the limit of memory, and when asked to."""
+        """Until the joiner reports; kills the command at its deadline and at the limit of memory."""
         assert self._keeper is not None
         control = self._control.fileno()
         killed_by = ""
@@ -248,9 +246,7 @@ class Supervisor:
             if self._keeper.exited in readable:
                 raise Lost("it was killed from outside while a command ran")
             if control in readable:
-                if (received := wire.receive(self._control)) is None:
-                    raise BrokenPipeError("the worker closed the sandbox")
-                killed_by, next_kill, deadline = killed_by or received[0]["do"], now, now
+                raise BrokenPipeError("the worker closed the sandbox")  # it sends nothing while a command runs
             if result in readable:
                 report = os.read(result, 2**16)
                 if not report:

@@ -72,7 +72,6 @@ def judge(end: End, before: Counters, after: Counters) -> dict[str, Any]:
         "failed": [number, failed],
         "cpu_s": end.cpu_s,
         "timed_out": end.killed_by == "time",
-        "closed": end.killed_by == "kill",
         "memory_exceeded": own or end.killed_by == "memory",
         "processes_exceeded": after.forks_refused > before.forks_refused,
     }
