@@ -38,7 +38,7 @@ def test_a_new_task_passes_its_tests_and_the_check_and_trains(tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["Upper", "a-b", "class", "1st", "../up"])
 def test_names_that_are_no_modules_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(RequestError, match="cannot name a task"):
+    with pytest.raises(RequestError, match="cannot be the name of a task"):
         write_task(name, tmp_path)
 
 

@@ -107,7 +107,7 @@ def test_a_real_openenv_server_passes_the_check(name: str) -> None:
     [
         ("", "gym:FrozenLak-v1", {}, "gym has no environment 'FrozenLak-v1' (did you mean FrozenLake-v1?)"),
         ("", "gym:CartPole-v1", {"actions": ["left"]}, "`actions` names 1 actions; its space is Discrete(2)"),
-        ("gem", "gem:game:GuessTheNumber", {}, "did you mean game:GuessTheNumber-v0-easy?"),
+        ("gem", "gem:game:GuessTheNumber-v0-eas", {}, "did you mean game:GuessTheNumber-v0-easy?"),
         ("fields", "textarena:TicTacTo-v0", {}, "did you mean TicTacToe-v0?"),
         ("fields", "reasoning_gym:leter_counting", {}, "did you mean letter_counting?"),
         ("fields", "reasoning_gym:letter_counting", {"settings": {"max_word": 2}}, "did you mean max_words?"),
