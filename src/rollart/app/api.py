@@ -53,6 +53,11 @@ class HeldOut(NamedTuple):
     """pass@k by k in the first evaluation; empty if there is one attempt at each prompt (`eval_samples`)."""
     pass_after: Mapping[int, float]
 
+    def __repr__(self) -> str:
+        """Without the fields that are empty."""
+        given = [f"{name}={value!r}" for name, value in zip(self._fields, self, strict=True) if value != {}]
+        return f"HeldOut({', '.join(given)})"
+
 
 @dataclass(frozen=True, slots=True)
 class Result:

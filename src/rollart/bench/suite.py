@@ -103,6 +103,20 @@ BENCHES: Mapping[str, BenchSpec] = {
             *(Figure(f"{size}.vs_vllm_b64", Target(low=2), absent=NO_VLLM) for size in SIZES),
         ),
     ),
+    "env": BenchSpec(
+        ("env",), (Figure("hosting_us", Target(high=200)), Figure("interpreter_adds_us", Target(high=300)))
+    ),
+    "reward": BenchSpec(
+        ("reward",),
+        (
+            Figure("lost", Target(0, 0)),
+            Figure("doubled", Target(0, 0)),
+            Figure("added_ms_p50", Target(high=5)),
+            Figure("paid_over_work", Target(high=2.5)),
+            Figure("utilisation"),
+            Figure("dedicated_utilisation"),
+        ),
+    ),
     "train": BenchSpec(("train",), tuple(Figure(f"{size}.vs_padded") for size in ("1M", "10M", "50M"))),
     "loop": BenchSpec(
         ("loop",),
@@ -121,7 +135,7 @@ BENCHES: Mapping[str, BenchSpec] = {
             Figure("rollart_over_sync", Target(low=2.65)),
             Figure("rollart_over_sync_plus", Target(low=2.05)),
             Figure("rollart_over_one_off"),
-            Figure("rollart_over_areal"),
+            Figure("rollart_over_areal", Target(low=1.2)),
             Figure("bound"),
             Figure("of_bound"),
             Figure("latency_0.rollart_over_sync"),
