@@ -68,12 +68,23 @@ def worker_waits(state: AuditState, event: j.WorkerWaits) -> None:
         return
     elastic.waiting.setdefault(event.worker, event.at)
     if role is Role.TRAINER:
-        elastic.trainer_waits_since.setdefault(event.worker, event.at)
+        since, gone_at = elastic.trainer_gone
+        # A tick does not see that one trainer that waited is followed by another one.
+        waits_on = event.at - gone_at < elastic.rules.tick_s
+        elastic.trainer_waits_since.setdefault(event.worker, since if waits_on else event.at)
 
 
 def worker_placed(state: AuditState, event: j.WorkerPlaced) -> None:
     if state.elastic is not None:
         _has_node(state.elastic, event.worker, event.at)
+
+
+def _is_gone(elastic: ElasticState, worker: WorkerId, at: float) -> None:
+    """It needs no node any more."""
+    since = elastic.trainer_waits_since.get(worker)
+    if since is not None:
+        elastic.trainer_gone = since, at
+    _has_node(elastic, worker, at)
 
 
 def _has_node(elastic: ElasticState, worker: WorkerId, at: float) -> None:
@@ -95,7 +106,7 @@ def worker_left(state: AuditState, event: j.WorkerLeft) -> None:
     elastic, pool = state.elastic, _pool_of(state, event.worker)
     if elastic is None:
         return
-    _has_node(elastic, event.worker, event.at)
+    _is_gone(elastic, event.worker, event.at)
     if pool is None:
         return
     _all_drain(state, event.at)
@@ -110,7 +121,7 @@ def worker_died(state: AuditState, event: j.WorkerDied) -> None:
     elastic, pool = state.elastic, _pool_of(state, event.worker)
     if elastic is None:
         return
-    _has_node(elastic, event.worker, event.at)
+    _is_gone(elastic, event.worker, event.at)
     if pool is None:
         return
     _nothing_left_behind(state, event.at)

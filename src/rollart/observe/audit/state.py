@@ -159,6 +159,8 @@ class ElasticState(msgspec.Struct):
     waited_at: float = -math.inf
     """When one of them ceased to wait."""
     trainer_waits_since: dict[WorkerId, float] = {}
+    trainer_gone: tuple[float, float] = (-math.inf, -math.inf)
+    """Since when the last trainer that never got a node had waited, and when it was gone: its successor waits on."""
     must_leave: list[WorkerId] = []
     """Removed engines that have not begun to leave."""
     step: dict[str, j.PoolTime] | None = None
