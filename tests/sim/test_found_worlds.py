@@ -5,8 +5,17 @@ from collections import Counter
 
 from rollart.sim.crashes import run_world
 from rollart.sim.faults import Fault
-from rollart.sim.fuzz import World
-from rollart.types.journal import MemberReplaced, MembersLost, StepTrained, TrajectoryEnded, WorkerDied
+from rollart.sim.fuzz import Drain, World
+from rollart.types.elasticity import ElasticCause
+from rollart.types.journal import (
+    EnginesChanged,
+    MemberReplaced,
+    MembersLost,
+    StepTrained,
+    TrajectoryEnded,
+    WorkerDied,
+    WorkerWaits,
+)
 from rollart.types.trajectory import Outcome
 
 CONGESTED_REWARDS = World(
@@ -234,3 +243,51 @@ def test_members_finish_when_everything_slows_down() -> None:
     assert done.violations == []
     assert sum(isinstance(event, StepTrained) for event in done.events) == 30
     assert any(isinstance(event, MemberReplaced) for event in done.events)
+
+
+WAITING_TRAINER_DRAINS = World(
+    seed=1408105,
+    tables={
+        "name": "waiting-trainer-drains",
+        "seed": 1408105,
+        "steps": 2,
+        "mode": "sync",
+        "alpha": 0,
+        "batch": {"trajectories": 4, "group_size": 4},
+        "tasks": {"task0": {"hardware": "any", "environments": 8, "max_turn_tokens": 43, "max_context": 4096}},
+        "pools": {"fast": {"engines": {"min": 1, "max": 6, "start": 5}}, "wide": {"engines": 1}},
+        "trainer": {"pool": "fast"},
+        "elasticity": {"confirm_s": 5.5},
+        "deadlines": {"drain_s": 10.0},
+        "sim": {
+            "model": "tiny",
+            "engine": {"slots": 6, "max_context": 4096},
+            "trainer": {"hardware": "fast"},
+            "nodes": [{"pool": "fast", "engines": 4}, {"pool": "wide", "engines": 1}],
+            "tasks": {
+                "task0": {
+                    "prompt_tokens": 30,
+                    "observation_tokens": 8,
+                    "answer_tokens": 15,
+                    "turns": 2,
+                    "reset_s": 0.2,
+                    "step_s": 0.2,
+                    "reward_s": 0.3,
+                },
+            },
+        },
+    },
+    drains=(Drain(11.5, "trainer/"),),
+)
+"""The engines of a pool leave no room for the trainer, which drains while it waits. Its successor waits on: the next
+engine that makes room is given up when both together have waited for long enough. The audit took it for a new wait."""
+
+
+def test_the_successor_of_a_trainer_that_waited_waits_on() -> None:
+    done = run_world(WAITING_TRAINER_DRAINS)
+    assert done.violations == []
+    assert sum(isinstance(event, StepTrained) for event in done.events) == 2
+    causes = [event.cause for event in done.events if isinstance(event, EnginesChanged)]
+    assert ElasticCause.TRAINER in causes
+    waits = [event.worker for event in done.events if isinstance(event, WorkerWaits)]
+    assert {"trainer/0.0", "trainer/0.1"} <= set(waits)
