@@ -102,6 +102,17 @@ def test_a_removed_engine_has_to_drain() -> None:
     assert 10 in broken(events)
 
 
+def test_engines_that_are_removed_together_leave_one_after_the_other() -> None:
+    """Real time passes between the decision and its last consequence."""
+    events = list(journal())
+    number, removed = next((n, e) for n, e in changes(events) if e.before - e.after == 2)
+    late = [n for n, e in enumerate(events) if n > number and isinstance(e, WorkerLeaves | WorkerLeft)]
+    for step, position in enumerate(late[:4]):
+        assert events[position].at >= removed.at
+        events[position] = replace(events[position], at=events[position].at + 0.001 * (step + 1))
+    assert 10 not in broken(events)
+
+
 def test_a_removed_engine_is_not_stopped_before_its_time() -> None:
     events = list(journal())
     number = next(number for number, event in enumerate(events) if isinstance(event, WorkerLeft))

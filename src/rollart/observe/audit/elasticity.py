@@ -126,6 +126,8 @@ def worker_died(state: AuditState, event: j.WorkerDied) -> None:
         return
     _nothing_left_behind(state, event.at)
     pool.workers.pop(event.worker, None)
+    if event.worker in elastic.must_leave:
+        elastic.must_leave.remove(event.worker)
     place = event.worker.rpartition(".")[0]
     if event.action.startswith(GIVEN_UP) and place in pool.active:
         pool.active.remove(place)
@@ -151,7 +153,7 @@ def placed(state: AuditState, event: j.Placed) -> None:
 
 
 def run_ended(state: AuditState, event: j.RunEnded) -> None:
-    _all_drain(state, event.at)
+    _all_drain(state, math.inf)
     _nothing_left_behind(state, event.at)
 
 
@@ -162,9 +164,9 @@ def _pool_of(state: AuditState, worker: WorkerId) -> ElasticPoolState | None:
 
 
 def _all_drain(state: AuditState, now: float) -> None:
-    """Removed engines begin to leave at once."""
+    """Removed engines begin to leave at once: one after the other, within a tick."""
     elastic = state.elastic
-    if elastic is not None and now > elastic.changed_at:
+    if elastic is not None and now - elastic.changed_at > elastic.rules.tick_s:
         for worker in elastic.must_leave:
             state.wrong(10, f"{worker} was removed without draining")
         elastic.must_leave = []
