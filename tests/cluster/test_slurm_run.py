@@ -105,7 +105,7 @@ def test_a_job_drains_at_its_notice_is_requeued_and_resumes(tmp_path):
     small_task(tmp_path)
     pools = '[pools.H20]\naccelerator = "H20"\nranks = 1\n[pools.cpus]\nengines = 0\nlabels = { kind = "cpu" }\n'
     config = CONFIG.replace("[pools.local]", pools).replace("steps = 2\ncheckpoint_every = 1", "steps = 16")
-    config = config.replace("[batch]", '[deadlines]\ndrain_s = 15\n[trainer]\npool = "cpus"\n[batch]')
+    config = config.replace("[batch]", '[deadlines]\ndrain_s = 60\n[trainer]\npool = "cpus"\n[batch]')
     config = config.replace('name = "small"', 'name = "small"\nreward_pool = "cpus"')
     config = config.replace("max_turns", 'environment_pool = "cpus"\ninject = { latency_ms = 50.0 }\nmax_turns')
     (tmp_path / "config.toml").write_text(config)
