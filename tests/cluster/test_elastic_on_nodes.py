@@ -3,7 +3,6 @@
 It takes several minutes: `make test-long`.
 """
 
-import statistics
 from itertools import pairwise
 
 import pytest
@@ -18,8 +17,8 @@ pytestmark = pytest.mark.long
 TIMES = 10
 LOST = (Outcome.ENV_FAILED, Outcome.ENGINE_FAILED, Outcome.REWARD_FAILED)
 FOLLOWS_S = 240.0
-SLOW = 3.0
-"""A step that takes this many times the median was held up."""
+STALLED_S = 60.0
+"""Far longer than it takes to notice a dead node and go on with what is left."""
 ELASTIC = CONFIG.replace("engines = 2", "engines = 1") + "\n[elasticity]\nconfirm_s = 3.0\n"
 ELASTIC = ELASTIC.replace("[pools.H20]", "[pools.H20]\nengines = { min = 0, max = 2 }")
 
@@ -56,9 +55,7 @@ def test_nodes_join_and_leave_ten_times(cluster):
     assert not [event for event in events if isinstance(event, TrajectoryEnded) and event.outcome in LOST]
     assert len(changed(events, 0.0, grows=True)) >= TIMES
     steps_s = [later - earlier for earlier, later in pairwise(e.at for e in events if isinstance(e, StepTrained))]
-    held_up = [step_s for step_s in steps_s if step_s > SLOW * statistics.median(steps_s)]
-    # No more than the one step during which a node left, or came back.
-    assert len(held_up) <= 2 * TIMES, (held_up, statistics.median(steps_s))
+    assert max(steps_s) < STALLED_S, sorted(steps_s)[-TIMES:]
 
 
 def changed(events, since, *, grows):
