@@ -129,6 +129,15 @@ TWICE = 0.3
 _STEP = re.compile(rb"^step (\d+)/", re.MULTILINE)
 
 
+def _only_logs(folder: Path) -> bool:
+    """Whether this is the folder of a node with nothing but logs of killed processes, which stay until they are old.
+
+    See `ports/folder_transfer.py` and `distributed/remote_logs.py`.
+    """
+    ours = folder.name == f"rollart-{os.getuid()}"
+    return ours and all(path.suffix == ".log" for path in folder.rglob("*") if path.is_file())
+
+
 class Target(enum.StrEnum):
     CONTROLLER = "controller"
     TRAINER = "trainer"
@@ -506,7 +515,7 @@ class Run:
         left = [named(pid) for pid in self.living()]
         for pid in self.living():
             kill(pid)
-        left += [str(path) for path in (self._scratch / "t").iterdir()]
+        left += [str(path) for path in (self._scratch / "t").iterdir() if not _only_logs(path)]
         pids = "|".join(map(str, self._controllers))
         ours = re.compile(rf"\.?rollart-.*-({pids})(\D.*)?")  # and not those of a process whose pid begins alike
         return left + [str(path) for path in SHARED_MEMORY.iterdir() if ours.fullmatch(path.name)]
