@@ -18,6 +18,7 @@ WITHOUT = "latency_0"
 def modes(
     out: Annotated[Path | None, typer.Option(help="Folder to keep the runs in; must be new or empty.")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Runs of each row, of which the median counts.")] = None,
+    rows: Annotated[str, typer.Option(help="Only these rows, separated by commas: plain,areal_latency_0.")] = "",
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout and nothing else.")] = False,
 ) -> None:
     """Trained trajectories per second in mode rollart, against the other four on the same work. Takes an hour and more.
@@ -35,12 +36,15 @@ def modes(
     engine_busy and sync_share are for mode rollart: the share of time in which the engine took steps, and in which
     weight syncs suspended it.
 
+    With --rows, figures that need a row that was left out are missing.
+
     Example: rollart bench modes --json
     """
     from rollart.bench.modes_run import measure  # here: the parts of a real run
 
     with tempfile.TemporaryDirectory(prefix="rollart-bench-") as beside:
-        result = measure(read_tables(WORK), Path(beside) if out is None else out, rounds=rounds)
+        only = [row for row in rows.split(",") if row]
+        result = measure(read_tables(WORK), Path(beside) if out is None else out, rounds=rounds, only=only)
     if json:
         sys.stdout.write(jsonlib.dumps(result) + "\n")
     else:
@@ -49,6 +53,8 @@ def modes(
 
 
 def _show(title: str, result: dict[str, Any]) -> None:
+    if not result["modes"]:
+        return
     sys.stdout.write(f"{title}\n")
     show_figures(result["modes"])
     for name, value in result.items():

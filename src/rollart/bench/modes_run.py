@@ -1,7 +1,7 @@
 """The runs of `rollart bench modes`, and figures from their journals."""
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,10 +12,12 @@ from rollart.app.running import RuntimeKind
 from rollart.bench.modes import WITHOUT
 from rollart.bench.runs import Events, Runs, Tables, dedicated_cores, window
 from rollart.config.modes import Mode
+from rollart.config.suggest import did_you_mean
 from rollart.control.trainer import POOL as TRAINER
 from rollart.observe.bias import BiasFold
 from rollart.observe.report import ReportFold
 from rollart.types import journal as j
+from rollart.types.errors import RequestError
 from rollart.types.messages import Role
 from rollart.types.trajectory import GroupOutcome
 
@@ -76,15 +78,28 @@ class Measured:
 
 
 def measure(
-    tables: Tables, folder: Path, runtime: RuntimeKind = RuntimeKind.RAY, rounds: int | None = None
+    tables: Tables,
+    folder: Path,
+    runtime: RuntimeKind = RuntimeKind.RAY,
+    rounds: int | None = None,
+    only: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """All modes and variants, with latency and without. Runs are sequential and kept in `folder`."""
+    """All modes and variants, with latency and without. Runs are sequential and kept in `folder`.
+
+    `only`: rows to run, those without latency by names such as `areal_latency_0`; all if empty.
+    """
     runs = Runs(folder, tables["model"], runtime)
     cores = dedicated_cores()
     steps = {Mode(mode): Steps(*counts) for mode, counts in tables["steps"].items()}
     modes: Tables = {mode.value: {"mode": mode.value} for mode in Mode}
+    variants: Tables = {**modes, **tables.get("variants", {})}
+    known = [*variants, *(f"{mode}_{WITHOUT}" for mode in modes)]
+    for name in only:
+        if name not in known:
+            raise RequestError(f"there is no row {name!r}{did_you_mean(name, known)}")
 
     def compare(suffix: str, work: Tables, rows: Tables) -> dict[str, Any]:
+        rows = {row: changes for row, changes in rows.items() if not only or f"{row}{suffix}" in only}
         measured = {row: Measured() for row in rows}
         for number in range(tables.get("rounds", 1) if rounds is None else rounds):
             for row, changes in rows.items():
@@ -94,9 +109,7 @@ def measure(
                 measured[row].add(runs.journal(f"{row}{suffix}-{number}", run, cores=cores), counted)
         return compared(measured)
 
-    return compare("", with_latency(tables), {**modes, **tables.get("variants", {})}) | {
-        WITHOUT: compare("_" + WITHOUT, tables["run"], modes)
-    }
+    return compare("", with_latency(tables), variants) | {WITHOUT: compare("_" + WITHOUT, tables["run"], modes)}
 
 
 def with_latency(tables: Tables) -> dict[str, Any]:
@@ -133,25 +146,29 @@ def figures_of(events: Events, steps: Steps) -> Figures:
 def compared(measured: Mapping[str, Measured]) -> dict[str, Any]:
     """Mode rollart against the others, and against a perfect pipeline; medians of all rounds.
 
-    The time of a stage is the shorter one of rollart and sync_plus: the former may share a core with other processes,
-    and the latter computes small batches while it waits for stragglers.
+    What needs a row that was not run is left out. The time of a stage is the shorter one of rollart and sync_plus: the
+    former may share a core with other processes, and the latter computes small batches while it waits for stragglers.
     """
     rows = {row: each.median() for row, each in measured.items()}
-    ours, plus = rows[Mode.ROLLART.value], rows[Mode.SYNC_PLUS.value]
-    perfect_s = max(min(ours.generation_s, plus.generation_s), min(ours.training_s, plus.training_s))
-    over = {
-        f"rollart_over_{row}": ours.trajectories_per_s / figures.trajectories_per_s
-        for row, figures in rows.items()
-        if row != Mode.ROLLART.value
-    }
-    bound = plus.step_s / perfect_s
     return {
-        **over,
-        "bound": bound,
-        "of_bound": over["rollart_over_sync_plus"] / bound,
-        "engine_busy": ours.engine_busy,
-        "sync_share": ours.sync_share,
+        **_ratios(rows),
         "modes": {row: figures._asdict() for row, figures in rows.items()},
         "rates": {row: [each.trajectories_per_s for each in found.rounds] for row, found in measured.items()},
         "bias": {row: found.bias() for row, found in measured.items()},
     }
+
+
+def _ratios(rows: Mapping[str, Figures]) -> dict[str, float]:
+    ours, plus = rows.get(Mode.ROLLART.value), rows.get(Mode.SYNC_PLUS.value)
+    if ours is None:
+        return {}
+    found = {
+        f"rollart_over_{row}": ours.trajectories_per_s / figures.trajectories_per_s
+        for row, figures in rows.items()
+        if row != Mode.ROLLART.value
+    }
+    if plus is not None:
+        perfect_s = max(min(ours.generation_s, plus.generation_s), min(ours.training_s, plus.training_s))
+        bound = plus.step_s / perfect_s
+        found |= {"bound": bound, "of_bound": found["rollart_over_sync_plus"] / bound}
+    return {**found, "engine_busy": ours.engine_busy, "sync_share": ours.sync_share}
