@@ -112,7 +112,7 @@ class EnvironmentCheck(msgspec.Struct, frozen=True):
 
 
 class Usage(NamedTuple):
-    """Of a process."""
+    """Resources that a process uses."""
 
     threads: int
     files: int
@@ -310,7 +310,7 @@ class _Check:
         return left
 
     def _usage(self) -> Usage | None:
-        """Of the process that plays; None where it cannot be seen."""
+        """Usage of the process that plays; None where it cannot be read."""
         process = Path("/proc") / str(self._source.pid if isinstance(self._source, Interpreter) else os.getpid())
         try:
             pages = int((process / "statm").read_text().split()[1])

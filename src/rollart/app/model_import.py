@@ -52,7 +52,7 @@ class _Source(NamedTuple):
     model: Any
     tokenizer: Any
     files: Mapping[str, bytes]
-    """Of the tokenizer."""
+    """Files of the tokenizer, by name."""
 
 
 def import_model(source: Path, out: Path, dtype: Dtype, say: Callable[[str], None]) -> Imported:

@@ -50,7 +50,7 @@ class TrainedOn(msgspec.Struct, frozen=True):
 
     sources: tuple[str, ...]
     digest: str
-    """Of the demonstrations, in tokens."""
+    """Digest of the tokenised demonstrations."""
 
 
 class SftStep(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -70,7 +70,7 @@ class SftResult:
     """A model folder, to be the `model` of a run."""
     steps: int
     loss: float
-    """Of the last step."""
+    """Loss of the last step."""
     held_out: float | None
     """Mean of -log p over the answers of the held-out demonstrations, after the last step; None without any."""
     demonstrations: int

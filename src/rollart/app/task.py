@@ -154,7 +154,7 @@ class Task(TaskSettings):
                 `problem` or `text`.
             tools: Python functions, classes whose methods are tools with state per episode, and `rollart.mcp(…)`.
             tool_format: How the model writes tool calls; `auto`: by its chat template.
-            tool_timeout_s: Limit of one tool call; the model is told that it took too long, and goes on.
+            tool_timeout_s: Limit of one tool call; the model sees that it took too long, and goes on.
             tool_result_chars: Results of tools are cut to this length.
         """
         given = locals()

@@ -39,7 +39,7 @@ def measure(environments: int, turns: int) -> dict[str, float]:
 
 
 def own_us(steps: int) -> float:
-    """Of the environment alone."""
+    """CPU time of a step of the environment alone."""
     light = Light()
     light.reset(seed=1)
     began_s = time.process_time()
@@ -82,7 +82,7 @@ class _Workers:
         return spent_s / (sum(self._sizes) * self._turns) * US
 
     def _cpu_s(self) -> float:
-        """Of this process and of the interpreters that it started."""
+        """CPU seconds of this process and of the interpreters that it started."""
         own = resource.getrusage(resource.RUSAGE_SELF)
         return own.ru_utime + own.ru_stime + sum(cpu_of(pid) for pid in self._pids())
 

@@ -134,7 +134,7 @@ class TaskSettings(Strict):
     tool_format: Literal["auto", "hermes", "llama", "plain"] = "auto"
     """How the model writes tool calls; `auto`: by its chat template."""
     tool_timeout_s: Seconds = 30.0
-    """Limit of one tool call; the model is told that it took too long, and goes on."""
+    """Limit of one tool call; the model sees that it took too long, and goes on."""
     tool_result_chars: Annotated[int, Field(ge=100)] = 8000
     """Results of tools are cut to this length."""
 

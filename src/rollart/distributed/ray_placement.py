@@ -3,7 +3,7 @@
 One worker is one placement group of one bundle, so all that it reserves is on one node. The group is named after the
 worker, and after the reason if the node is not of the preferred kind: `rollart cluster show` reads it there.
 
-Calls of Ray block, and for ever once Ray is gone: they are made in threads, which nobody waits for at the end.
+Calls of Ray block, and for ever once Ray is gone: they are made in threads, which are not joined at the end.
 """
 
 import asyncio

@@ -85,10 +85,10 @@ class RayWeightStore:
     def publish(self, manifest: Manifest, buckets: Iterable[bytes | memoryview]) -> None:
         self.begin(manifest)
         try:
-            told = [
+            writes = [
                 self._write(manifest.version, index, bucket) for index, bucket in checked_buckets(manifest, buckets)
             ]
-            self._settle(manifest.version, told)
+            self._settle(manifest.version, writes)
             self.commit(manifest.version)
         except BaseException:
             with suppress(RayError, WeightError):
@@ -168,10 +168,10 @@ class RayWeightStore:
         copy_bucket(manifest, index, data, store.place(manifest, opened.slot, index))
         return place.holder.filled.remote(version, index)
 
-    def _settle(self, version: Version, told: list[Any]) -> None:
+    def _settle(self, version: Version, writes: list[Any]) -> None:
         """Wait until the holder knows of buckets that were written."""
         try:
-            answer([call for call in told if call is not None], CALL_S)
+            answer([call for call in writes if call is not None], CALL_S)
         except RayActorError as error:
             raise _not_there(version, error) from error
 

@@ -49,7 +49,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Advantage = float | Sequence[float]
-"""Of one trajectory: a number for all of its tokens, or one per turn."""
+"""Advantage of one trajectory: a number for all of its tokens, or one per turn."""
 Advantages = Sequence[Sequence[Advantage]]
 """Groups, members: in the order of the batch."""
 AdvantageFunction = Callable[..., Advantages]

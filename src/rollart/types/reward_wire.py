@@ -37,7 +37,7 @@ class FunctionRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
     calls: tuple[FunctionCall, ...]
     deadline_s: float
-    """Seconds after which nobody waits for the answers any more."""
+    """Seconds after which the caller no longer waits for the answers."""
 
 
 class FunctionAnswer(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -1,4 +1,4 @@
-"""Endpoint: an HTTP request to a reward function in, a response out, whoever carries them.
+"""Endpoint: an HTTP request to a reward function in, a response out, independent of their carrier.
 
 Invariants: `answer` never raises; every error has the form of `gateway.functions.answers`; neither secrets nor
 transcripts are logged.

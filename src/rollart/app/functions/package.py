@@ -21,7 +21,7 @@ from rollart.types.errors import RequestError
 
 RUNTIME = "rollart.app.functions.packaged"
 MAX_BYTES = 250 * 2**20
-"""Lambda takes no larger folder, and nobody wants one."""
+"""Lambda's limit for a folder; used for all targets."""
 
 
 class Target(enum.Enum):

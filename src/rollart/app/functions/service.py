@@ -1,8 +1,8 @@
 """Service of one reward function: which calls run, which are repeated, which are refused. Shared by all targets.
 
 Invariants: a call runs once at a time however often it is requested, and not again while its answer is remembered; at
-most `concurrency` calls run and `queue` wait; a request for which there is no room is refused with 429. What nobody
-waits for any more is stopped where the executor can, and else keeps its slot until it ends.
+most `concurrency` calls run and `queue` wait; a request for which there is no room is refused with 429. A call
+without a waiting client is stopped where the executor can, and else keeps its slot until it ends.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class FunctionService:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether every slot is held by a call that nobody waits for any more."""
+        """Whether every slot is held by a call without a waiting client."""
         held = [call for call in self._running.values() if call.has_slot]
         return len(held) >= self.executor.concurrency and not any(call.requests for call in held)
 

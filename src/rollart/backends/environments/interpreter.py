@@ -102,7 +102,7 @@ class Interpreter:
 
     @property
     def pid(self) -> int:
-        """Of the latest process."""
+        """Process id of the latest process."""
         return self._process.pid
 
     def running(self) -> "HostProcess":
@@ -241,7 +241,7 @@ class HostProcess:
         self._send(("close", id))
 
     def abandon(self, id: int) -> None:
-        """Stop waiting for an answer: whoever waits gets a failure. Never blocks."""
+        """Stop waiting for an answer: its waiter gets a failure. Never blocks."""
         with self._lock:
             waiting = self._calls.pop(id, None)
             if waiting is None:

@@ -58,7 +58,7 @@ class JudgeSettings(Strict):
     options: dict[str, Any] = Field(default_factory=dict)
     """More fields of the request, such as `response_format`."""
     max_characters: Annotated[int, Field(ge=100)] = 20_000
-    """Of the conversation and of each other text; the middle of what is longer is left out, and marked."""
+    """Limit for the conversation and for each other text; the middle of a longer one is left out, and marked."""
     timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 60.0
     """Limit of one request."""
     attempts: Annotated[int, Field(ge=1)] = 4

@@ -190,7 +190,7 @@ class BubblewrapSandboxes:
 
 
 def _check_reachable(folder: Path) -> None:
-    """Bubblewrap runs as another user than root, who has to get to the folder."""
+    """Bubblewrap runs as a user other than root, which must be able to reach the folder."""
     for path in (folder, *folder.parents):
         if not path.stat().st_mode & stat.S_IXOTH:
             raise SandboxUnavailable(
@@ -224,7 +224,7 @@ class BubblewrapSandbox:
 
     @property
     def process(self) -> int:
-        """Of the keeper, on this machine: killing it kills the sandbox."""
+        """Process id of the keeper on this machine: killing it kills the sandbox."""
         return self._connection.process
 
     def exec(

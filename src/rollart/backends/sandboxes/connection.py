@@ -238,7 +238,7 @@ class Connection:
 
 
 def sealed_file(content: bytes) -> int:
-    """Descriptor of a file in memory that nobody can change."""
+    """Descriptor of an immutable file in memory."""
     descriptor = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with open(descriptor, "wb", closefd=False) as file:
         file.write(content)

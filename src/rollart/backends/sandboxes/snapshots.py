@@ -67,7 +67,7 @@ class Snapshots:
             return self._kept[name].layers
 
     def forget(self, name: str) -> None:
-        """Remove it, and the layers that nobody needs any more."""
+        """Remove it, and the layers that are no longer needed."""
         with self._lock:
             gone = self._kept.pop(name, None)
             if gone is None:

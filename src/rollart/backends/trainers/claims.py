@@ -18,7 +18,7 @@ from rollart.types.rank_shares import Share
 
 
 class Totals(NamedTuple):
-    """Of one mini-batch, over all ranks."""
+    """Totals of one mini-batch, over all ranks."""
 
     tokens: int
     """Action tokens."""

@@ -14,7 +14,7 @@ METHODS = {"/": "POST", "/health": "GET", "/openapi.json": "GET"}
 
 
 class HttpAnswer(msgspec.Struct, frozen=True):
-    """A response, whoever sends it: an ASGI server, functions-framework, Lambda."""
+    """A response, independent of its carrier: an ASGI server, functions-framework, Lambda."""
 
     status: int
     body: bytes
@@ -43,7 +43,7 @@ def wrong_secret() -> Refusal:
 
 
 def not_configured(variable: str) -> Refusal:
-    """The deployment lacks its secret: nobody is let in."""
+    """The deployment lacks its secret: every request is refused."""
     return Refusal(403, "no_secret", f"This function has no secret: set {variable} where it is deployed.")
 
 

@@ -33,7 +33,7 @@ Headers = Mapping[str, str]
 
 
 class Secret(msgspec.Struct, frozen=True):
-    """What clients have to know. Neither a secret nor `open` lets nobody in."""
+    """Secret that clients must know. Without a secret and without `open`, every request is refused."""
 
     value: str = ""
     variable: str = ""

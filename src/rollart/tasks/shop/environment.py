@@ -12,9 +12,9 @@
     [buy] [back]
 
 `search[words]` works on every page; `click[…]` on what the page shows: a product, `next`, `prev`, an option, `back`,
-`buy`. Anything else wastes a turn. Only `buy` ends the episode and earns something (`goals`); who has not bought within
-the task's `max_turns` gets 0. Unlike WebShop's, a product is on one page, with its features where the title does not
-have them all.
+`buy`. Anything else wastes a turn. Only `buy` ends the episode and earns something (`goals`); an agent that has not
+bought within the task's `max_turns` gets 0. Unlike WebShop's, a product is on one page, with its features where the
+title does not have them all.
 """
 
 import random

@@ -72,7 +72,7 @@ class Group:
         return 0 if self.tree.pids is None else _counter(self.tree.pids / self.name / "pids.events", "max")
 
     def processes(self) -> int | None:
-        """Processes and threads of commands; None if nobody counts them."""
+        """Processes and threads of commands; None if they are not counted."""
         if self.tree.pids is None:
             return None
         return int((self.tree.pids / self.name / "pids.current").read_text())

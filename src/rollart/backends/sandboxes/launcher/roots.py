@@ -24,7 +24,7 @@ USER_ID, USER_NAME = 1000, "agent"
 COPY_S = 600.0
 
 LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-"""Of a machine with a merged /usr."""
+"""Links at the top level of a machine with a merged /usr."""
 ETC = (
     "ld.so.cache",
     "ld.so.conf",

@@ -104,7 +104,7 @@ class Supervisor:
         while True:
             readable = wire.wait([self._control.fileno(), self._keeper.exited])
             if self._keeper.exited in readable:
-                # Answers whoever asks next, so that the death is known as one and not as an end of the control socket.
+                # The answer to the next request: a death, not merely the end of the control socket.
                 wire.send(self._control, {"lost": "it was killed from outside"})
                 return
             received = wire.receive(self._control)

@@ -66,7 +66,7 @@ def die_with_parent(signal_number: int, parent: int) -> None:
 
 
 def drop_capabilities() -> None:
-    """Of this process, and of everything that it executes."""
+    """Drop all capabilities of this process and of what it executes."""
     for capability in range(LAST_CAPABILITY + 1):
         if _prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
             break  # beyond the last one of this kernel

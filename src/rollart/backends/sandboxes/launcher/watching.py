@@ -23,7 +23,7 @@ SETUP = "setup: "
 @dataclass(frozen=True)
 class Counters:
     out_of_memory: int
-    """Of the sandbox."""
+    """Number of processes of the sandbox killed for memory."""
     forks_refused: int
     machine_out_of_memory: int
 
