@@ -115,6 +115,7 @@ BENCHES: Mapping[str, BenchSpec] = {
             Figure("paid_over_work", Target(high=2.5)),
             Figure("utilisation"),
             Figure("dedicated_utilisation"),
+            Figure("over_dedicated", Target(low=3)),
         ),
     ),
     "train": BenchSpec(("train",), tuple(Figure(f"{size}.vs_padded") for size in ("1M", "10M", "50M"))),
