@@ -173,12 +173,22 @@ BENCHES: Mapping[str, BenchSpec] = {
         ),
     ),
     "trl": BenchSpec(
-        ("trl", "--python", "{trl}"),
+        ("trl", "--part", "episodes", "--python", "{trl}"),
         (
             Figure("over_environment_factory", Target(low=5)),
             Figure("over_rollout_func", Target(low=3)),
             Figure("over_environment_factory_latency", Target(low=20)),
             Figure("over_rollout_func_latency", Target(low=4)),
+        ),
+    ),
+    "trl_dataset": BenchSpec(
+        ("trl", "--part", "dataset", "--python", "{trl}"),
+        (
+            Figure("over_dataset"),
+            Figure("sides.rollart_dataset.trajectories_per_s"),
+            Figure("sides.trl_dataset.trajectories_per_s"),
+            Figure("lines.rollart"),
+            Figure("lines.trl"),
         ),
     ),
     "sandbox": BenchSpec(
