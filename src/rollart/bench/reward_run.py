@@ -87,6 +87,8 @@ def measure(trace: Trace, platform: Mapping[str, Any]) -> dict[str, float | None
         answered = asyncio.run(replay(trace, url))
         say("waiting until the last replica has gone")
         report = when_idle(url)
+    # One that still stops while its successor starts is paid for, and no part of a pool of the same strength.
+    report["max_replicas"] = min(report["max_replicas"], platform["max_replicas"])
     return figures(answered, len(trace.arrivals), trace.length_s, report)
 
 
