@@ -119,7 +119,7 @@ $(FUNCTIONS_INSTALLED): pyproject.toml constraints.txt requirements-functions.tx
 
 test-functions: $(FUNCTIONS_INSTALLED) ## the tests of reward functions on Ray Serve, which `make test` skips
 	$(FUNCTIONS_VENV)/bin/python -m pytest -m 'long or not long' --timeout=900 \
-		tests/app/test_function_platform.py tests/bench/test_bench_reward.py
+		tests/app/test_function_platform.py tests/app/test_platform_run.py tests/bench/test_bench_reward.py
 
 # Environments of libraries: some of their requirements exclude each other, so they have three.
 venv-fields: .venv-fields/.installed .venv-gem/.installed .venv-openenv/.installed ## create .venv-fields, -gem, -openenv: libraries of environments (1.3 GB); does nothing while they are current

@@ -2,13 +2,16 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
 import venv
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +33,8 @@ CHECKS = (
 def environment(folder: Path, *requirements: str) -> Path:
     """Folder with the commands of a new environment."""
     venv.EnvBuilder(with_pip=True).create(folder)
+    if not requirements:
+        return folder / "bin"
     install = [folder / "bin" / "python", "-m", "pip", "-q", "--disable-pip-version-check", "install", *requirements]
     done = subprocess.run(install, capture_output=True, text=True, timeout=800, check=False)
     if done.returncode and "No matching distribution" in done.stderr:
@@ -105,6 +110,26 @@ def test_functions_framework(tmp_path):
 def test_lambda(tmp_path):
     folder, commands = installed(tmp_path, Target.LAMBDA)
     check_answers(invoke(folder, [str(commands / "python")], ""))
+
+
+def test_lambda_as_its_readme_builds_it(tmp_path):
+    """The archive, unpacked elsewhere, needs nothing but Python."""
+    package(f"{write_functions(tmp_path)}:correct", Target.LAMBDA, tmp_path / "made" / "package")
+    (build,) = re.findall(r"## Build\n\n```\n(.*?)```", (tmp_path / "made" / "package" / "README.md").read_text(), re.S)
+    commands = environment(tmp_path / "env")
+    path = f"{commands}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sh", "-ec", build],
+        cwd=tmp_path / "made" / "package",
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    with zipfile.ZipFile(tmp_path / "made" / "correct.zip") as archive:
+        archive.extractall(tmp_path / "task")
+    check_answers(invoke(tmp_path / "task", [sys.executable, "-S"], str(tmp_path / "task")))
 
 
 @pytest.mark.parametrize("name", ["correct", "longest"])

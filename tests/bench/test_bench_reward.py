@@ -35,6 +35,7 @@ def test_figures_by_hand():
     assert result["added_ms_p50"] == pytest.approx(3.0)
     assert (result["paid_over_work"], result["utilisation"]) == (2.5, 0.4)
     assert result["dedicated_utilisation"] == pytest.approx(4 / 200)
+    assert result["over_dedicated"] == pytest.approx(20.0)
     assert figures([*calls, calls[0]], 4, 100.0, report)["doubled"] == 2, "one answered twice, one computed twice"
 
 

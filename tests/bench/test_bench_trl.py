@@ -5,6 +5,7 @@ What needs TRL itself is skipped where it is missing. To run all of it, in an en
     pip install -e '.[trl,dev]' && pytest tests/bench/test_bench_trl.py
 """
 
+import ast
 import itertools
 import json
 import sys
@@ -17,13 +18,16 @@ import pytest
 
 from rollart.app import cold_start
 from rollart.app.api import merged
+from rollart.app.running import read_config
 from rollart.app.task_checks import prompts_of
 from rollart.backends.environments.hf_codec import HfCodec
 from rollart.backends.environments.inject import hangs
 from rollart.bench import trl_run as bench_trl_run
-from rollart.bench.trl import LATENCY, WAYS, Played, Steps, load_work, ratios
+from rollart.bench.trl import LATENCY, OURS, THEIRS, WAYS, Played, ScriptOrder, Steps, load_work, ratios
+from rollart.bench.trl_played import played_here
 from rollart.bench.trl_rollout import Episode, Game, play
-from rollart.bench.trl_run import check_trl, compared, order_of, played_here, train_here, train_there
+from rollart.bench.trl_run import check_trl, compared, order_of, train_here, train_there
+from rollart.bench.trl_scripts import ROWS, count_lines, lines_of_code, run_script, script, script_order, write_rows
 from rollart.bench.trl_side import Lake, lake_tokenizer, main
 from rollart.cli.main import main as rollart
 from rollart.config.injection import Injection
@@ -32,12 +36,13 @@ from rollart.config.schema import RunConfig
 from rollart.tasks.prompts import SeedPrompts
 from rollart.tasks.tokenizer import AGENT, END, USER
 from rollart.types import journal as j
-from rollart.types.errors import EnvironmentFault, RequestError
+from rollart.types.errors import EnvironmentFault, RequestError, RunError
 from rollart.types.trajectory import Outcome, Prompt, Purpose
 from rollart.types.versions import Version
 
 NO_TROUBLE = Injection()
 KEYS = {
+    "over_dataset",
     "over_environment_factory",
     "over_environment_factory_latency",
     "over_rollout_func",
@@ -84,7 +89,10 @@ def test_the_committed_work_is_what_the_command_says():
     assert slow.mode == "areal"  # it finishes what it started, whatever hung
     assert run.tasks["frozenlake"].inject == ()
     assert slow.tasks["frozenlake"].inject == (Injection(latency_ms=50.0, sigma=1.0, hang_share=0.01, hang_s=5.0),)
-    assert set(work.steps) == {side + suffix for side in ("rollart", *WAYS) for suffix in ("", LATENCY)}
+    assert set(work.steps) == {side + suffix for side in ("rollart", *WAYS) for suffix in ("", LATENCY)} | {
+        OURS,
+        THEIRS,
+    }
     assert all(steps.warm_up >= 1 and steps.counted >= 2 for steps in work.steps.values())
     assert 64 % work.rows == 0
 
@@ -233,6 +241,71 @@ def test_a_wrong_order_is_told(arguments, capfd):
     assert "usage:" in err
 
 
+# --- a dataset and a reward, as scripts ------------------------------------------------------------------------------
+
+
+def settings_in(side, call):
+    """Literal keywords of a call in a script."""
+    for node in ast.walk(ast.parse(script(side))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == call:
+            pairs = ((each.arg, each.value) for each in node.keywords)
+            return {name: ast.literal_eval(value) for name, value in pairs if not _computed(value)}
+    raise AssertionError(f"{side} does not call {call}")
+
+
+def _computed(value):
+    return any(isinstance(node, ast.Name | ast.Call) for node in ast.walk(value))
+
+
+def test_both_scripts_train_the_same():
+    ours = settings_in("rollart", "rollart.run") | settings_in("rollart", "rollart.Task")
+    theirs = settings_in("trl", "GRPOConfig")
+    assert ours["batch"] == {"trajectories": 64, "group_size": theirs["num_generations"]}
+    assert theirs["per_device_train_batch_size"] == 64
+    assert ours["max_turn_tokens"] == theirs["max_completion_length"]
+    assert ours["trainer"] == {"learning_rate": theirs["learning_rate"]}
+    assert "temperature" not in ours | theirs  # 1 on both sides
+    assert (theirs["use_cpu"], theirs["bf16"]) == (True, False)  # float32, as rollart by itself
+
+
+def test_lines_of_the_scripts():
+    assert count_lines() == {"rollart": 16, "trl": 23}, "docs/performance.md says so"
+    assert lines_of_code('def f():\n    """What.\n\n    More."""\n    return """\n\n"""  # why\n') == 4
+    assert lines_of_code("") == 0
+
+
+def test_rows_are_problems_with_their_first_step(tmp_path):
+    rows = [json.loads(line) for line in write_rows(tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert len(rows) == ROWS
+    for row in rows:
+        (message,) = row["prompt"]
+        assert message["role"] == "user"
+        problem = message["content"].splitlines()[-1]
+        assert row["answer"].startswith("C ")
+        assert problem.startswith(row["answer"].removeprefix("C "))
+
+
+def test_the_script_of_rollart_trains(model, tmp_path):
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'rollart[ray]'")
+    rows = write_rows(tmp_path / "rows.jsonl")
+    result = run_script(model, rows, Steps(1, 2), tmp_path / "run")
+    assert (result.trajectories, result.turns, result.hung) == (128, 1.0, 0.0)
+    assert 1 <= result.tokens <= 12
+    assert result.cpu_ms.keys() == {"controller", "engine", "environment", "reward", "trainer"}
+    config = read_config(tmp_path / "run")
+    assert config.trainer.dtype == config.pools["local"].dtype == "float32"
+    with pytest.raises(RunError, match=r"(?s)with_rollart\.py failed: .*no-such-rows"):
+        run_script(model, tmp_path / "no-such-rows.jsonl", Steps(1, 2), tmp_path / "other")
+
+
+def test_the_script_of_trl_trains(model, tmp_path):
+    pytest.importorskip("trl", reason="TRL is not installed: pip install 'rollart[trl]'")
+    order = script_order(model, write_rows(tmp_path / "rows.jsonl"), Steps(1, 2))
+    result = train_there(Path(sys.executable), msgspec.structs.replace(order, threads=1))
+    assert (result.trajectories, result.turns, result.hung) == (128, 1.0, 0.0)
+    assert 1 <= result.tokens <= 12
+
+
 # --- rollart --------------------------------------------------------------------------------------------------------
 
 
@@ -278,6 +351,7 @@ def a_side(trajectories, seconds):
 def test_a_ratio_is_of_trajectories_per_second():
     sides = {side: [a_side(trajectories=64, seconds=8.0)] for side in load_work().steps}
     sides["rollart"] = [a_side(trajectories=128, seconds=seconds) for seconds in (1.0, 2.0, 16.0)]
+    assert compared({side: sides[side] for side in (OURS, THEIRS)})["over_dataset"] == 1.0
     result = compared(sides)
     assert set(ratios()) == KEYS
     assert set(result) == {*KEYS, "sides", "rates", "cpu_ms"}
@@ -317,25 +391,37 @@ def test_all_sides_are_measured_and_json_is_all_there_is_on_stdout(tmp_path, mon
         asked.append((folder.name, tables["alpha"], tables["model"], steps))
         return a_side(trajectories=10, seconds=1.0)
 
+    def script(model, rows, steps, folder):
+        assert rows.is_file()
+        asked.append((folder.name, model, steps))
+        return a_side(trajectories=10, seconds=1.0)
+
     def there(_, order):
+        if isinstance(order, ScriptOrder):
+            asked.append((order.side, order.model, Steps(order.warm_up, order.steps - order.warm_up)))
+            return a_side(trajectories=10, seconds=4.0)
         asked.append((order.way, bool(order.inject), order.model, Steps(order.warm_up, order.steps - order.warm_up)))
         return a_side(trajectories=10, seconds=4.0)
 
     monkeypatch.setattr(bench_trl_run, "train_here", here)
     monkeypatch.setattr(bench_trl_run, "train_there", there)
+    monkeypatch.setattr(bench_trl_run, "run_script", script)
     monkeypatch.setattr(bench_trl_run, "with_model", lambda config, _: config.model_copy(update={"model": model}))
     python = str(fake_python(tmp_path, "1.16.0"))
-    for options in (["--json"], []):
+    for options in (["--json"], [], ["--part", "dataset", "--json"]):
         asked.clear()
         monkeypatch.setattr(sys, "argv", ["rollart", "bench", "trl", "--python", python, *options])
         with pytest.raises(SystemExit) as ended:
             rollart()
         assert not ended.value.code
         out = capsys.readouterr().out
-        if options:
+        if "--part" in options:
+            assert json.loads(out).keys() == {"over_dataset", "lines", "sides", "rates", "cpu_ms"}
+        elif options:
             assert {key: value for key, value in json.loads(out).items() if key in KEYS} == dict.fromkeys(KEYS, 4.0)
         else:
             assert "over_rollout_func_latency: 4.0" in out
+            assert f"dataset and reward in trl: {count_lines()['trl']} lines" in out
             assert "rollout_func: 15.0 ms of CPU per trajectory (trainer 8.0, engine 7.0)" in out
         work = load_work()
         steps = work.steps
@@ -348,9 +434,18 @@ def test_all_sides_are_measured_and_json_is_all_there_is_on_stdout(tmp_path, mon
             ]
             for number in range(work.rounds)
         ]
+        dataset = [
+            each
+            for number in range(work.rounds)
+            for each in [(f"{OURS}-{number}", model, steps[OURS]), (THEIRS, model, steps[THEIRS])]
+        ]
+        if "--part" in options:
+            assert asked == dataset
+            continue
         assert asked == [
             *itertools.chain.from_iterable(rounds),
             ("rollart_latency-3", 4, model, steps["rollart_latency"]),
             ("environment_factory", True, model, steps["environment_factory_latency"]),
             ("rollout_func", True, model, steps["rollout_func_latency"]),
+            *dataset,
         ]

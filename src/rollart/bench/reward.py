@@ -24,7 +24,7 @@ def reward(
     what a call takes beyond the time of the function, with no other call in flight and a warm replica.
     paid_over_work: seconds of replicas, from the decision to start one until it is gone, over seconds of work.
     utilisation is the inverse; dedicated_utilisation that of a pool of as many replicas as the platform used at most,
-    all the time.
+    all the time. over_dedicated: their ratio.
 
     Example: rollart bench reward --calls 500
     """

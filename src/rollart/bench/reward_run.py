@@ -87,6 +87,8 @@ def measure(trace: Trace, platform: Mapping[str, Any]) -> dict[str, float | None
         answered = asyncio.run(replay(trace, url))
         say("waiting until the last replica has gone")
         report = when_idle(url)
+    # One that still stops while its successor starts is paid for, and no part of a pool of the same strength.
+    report["max_replicas"] = min(report["max_replicas"], platform["max_replicas"])
     return figures(answered, len(trace.arrivals), trace.length_s, report)
 
 
@@ -102,14 +104,16 @@ def figures(
     repeated = sum(number - 1 for number in times.values())
     recomputed = max(0, round(report["executed"]) - calls)
     dedicated_s = report["max_replicas"] * length_s
+    paid_s = report["replica_s"]
     return {
         "calls": calls,
         "lost": calls - len({each.answer.key for each, _ in scored}),
         "doubled": repeated + recomputed,
         "added_ms_p50": round(1000 * statistics.median(added_s), 3) if added_s else None,
-        "paid_over_work": round(report["replica_s"] / work_s, 3),
-        "utilisation": round(work_s / report["replica_s"], 4),
+        "paid_over_work": round(paid_s / work_s, 3),
+        "utilisation": round(work_s / paid_s, 4),
         "dedicated_utilisation": round(work_s / dedicated_s, 4),
+        "over_dedicated": round(dedicated_s / paid_s, 3),
         "max_replicas": report["max_replicas"],
         "cold_starts": report["cold_starts"],
     }

@@ -115,6 +115,7 @@ BENCHES: Mapping[str, BenchSpec] = {
             Figure("paid_over_work", Target(high=2.5)),
             Figure("utilisation"),
             Figure("dedicated_utilisation"),
+            Figure("over_dedicated", Target(low=3)),
         ),
     ),
     "train": BenchSpec(("train",), tuple(Figure(f"{size}.vs_padded") for size in ("1M", "10M", "50M"))),
@@ -172,12 +173,22 @@ BENCHES: Mapping[str, BenchSpec] = {
         ),
     ),
     "trl": BenchSpec(
-        ("trl", "--python", "{trl}"),
+        ("trl", "--part", "episodes", "--python", "{trl}"),
         (
             Figure("over_environment_factory", Target(low=5)),
             Figure("over_rollout_func", Target(low=3)),
             Figure("over_environment_factory_latency", Target(low=20)),
             Figure("over_rollout_func_latency", Target(low=4)),
+        ),
+    ),
+    "trl_dataset": BenchSpec(
+        ("trl", "--part", "dataset", "--python", "{trl}"),
+        (
+            Figure("over_dataset"),
+            Figure("sides.rollart_dataset.trajectories_per_s"),
+            Figure("sides.trl_dataset.trajectories_per_s"),
+            Figure("lines.rollart"),
+            Figure("lines.trl"),
         ),
     ),
     "sandbox": BenchSpec(

@@ -8,55 +8,74 @@ one.
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from rollart.app.api import merged
-from rollart.app.run_folder import JOURNAL
-from rollart.app.running import CPU, RuntimeKind, carry_out, new_run, require, with_model
+from rollart.app.running import RuntimeKind, carry_out, new_run, require, with_model
 from rollart.app.task_checks import prompts_of
-from rollart.backends.environments.inject import hangs
-from rollart.bench.trl import LATENCY, WAYS, Order, Played, Steps, Way, Work, ratios
+from rollart.bench.trl import LATENCY, OURS, THEIRS, WAYS, Order, Part, Played, ScriptOrder, Steps, Way, Work, ratios
+from rollart.bench.trl_played import played_in
+from rollart.bench.trl_scripts import count_lines, run_script, script_order, write_rows
 from rollart.config.injection import Injection
 from rollart.config.load import check
 from rollart.config.schema import RunConfig
-from rollart.observe.journal import read_journal
-from rollart.types import journal as j
 from rollart.types.errors import RequestError, RunError
-from rollart.types.ids import ClaimId, GroupId, TrajectoryId
 
 RELEASE = "1.16"
 TASK = "frozenlake"
 NO_TRL = "install it there with: pip install 'rollart[trl]', or choose another Python with --python"
 
 
-def measure(work: Work, python: Path, say: Callable[[str], None]) -> dict[str, Any]:
+def measure(work: Work, python: Path, say: Callable[[str], None], parts: Collection[Part]) -> dict[str, Any]:
     """Run all sides in sequence. Returns the ratios, and the results of every side under `sides`."""
     require(RuntimeKind.RAY)
     check_trl(python)
     played: dict[str, list[Played]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         plain = with_model(check(RunConfig, work.run), Path(scratch))
-        for round_, suffix in enumerate([""] * work.rounds + [LATENCY]):
-            tables = merged(work.run, {"model": plain.model} | (work.latency if suffix else {}))
-            for way in (None, *WAYS):
-                side = (way or "rollart") + suffix
-                if way is None:
-                    done = train_here(tables, work.steps[side], Path(scratch) / f"{side}-{round_}")
-                else:
-                    done = train_there(python, order_of(check(RunConfig, tables), way, work.steps[side], work.rows))
-                played.setdefault(side, []).append(done)
-                say(f"{side}: {_summary(done)}")
-    return compared(played)
+        runs = chain(
+            _episodes(work, plain.model, python, Path(scratch)) if Part.EPISODES in parts else (),
+            _dataset(work, str(plain.model), python, Path(scratch)) if Part.DATASET in parts else (),
+        )
+        for side, run in runs:
+            played.setdefault(side, []).append(run())
+            say(f"{side}: {_summary(played[side][-1])}")
+    return compared(played) | ({"lines": count_lines()} if Part.DATASET in parts else {})
+
+
+Runs = Iterator[tuple[str, Callable[[], Played]]]
+"""Sides in the order in which they run."""
+
+
+def _episodes(work: Work, model: Any, python: Path, scratch: Path) -> Runs:
+    for round_, suffix in enumerate([""] * work.rounds + [LATENCY]):
+        tables = merged(work.run, {"model": model} | (work.latency if suffix else {}))
+        ours = f"rollart{suffix}"
+        yield ours, partial(train_here, tables, work.steps[ours], scratch / f"{ours}-{round_}")
+        for way in WAYS:
+            order = order_of(check(RunConfig, tables), way, work.steps[way + suffix], work.rows)
+            yield way + suffix, partial(train_there, python, order)
+
+
+def _dataset(work: Work, model: str, python: Path, scratch: Path) -> Runs:
+    rows = write_rows(scratch / "rows.jsonl")
+    for round_ in range(work.rounds):
+        yield OURS, partial(run_script, model, rows, work.steps[OURS], scratch / f"{OURS}-{round_}")
+        yield THEIRS, partial(train_there, python, script_order(model, rows, work.steps[THEIRS]))
 
 
 def compared(played: dict[str, list[Played]]) -> dict[str, Any]:
     """Compare the median round of each side; of an even number, the slower of the two in the middle."""
     middle = {side: sorted(rounds, key=lambda one: one.rate)[(len(rounds) - 1) // 2] for side, rounds in played.items()}
-    over = {name: middle[ours].rate / middle[theirs].rate for name, (ours, theirs) in ratios().items()}
+    over = {
+        name: middle[ours].rate / middle[theirs].rate for name, (ours, theirs) in ratios().items() if ours in middle
+    }
     return over | {
         "sides": {side: one.figures() for side, one in middle.items()},
         "rates": {side: [one.rate for one in rounds] for side, rounds in played.items()},
@@ -78,59 +97,13 @@ def train_here(tables: dict[str, Any], steps: Steps, folder: Path) -> Played:
     """Run with Ray, and read the steps that count from its journal."""
     plan = new_run(tables | {"steps": steps.warm_up + steps.counted})
     carry_out(plan, RuntimeKind.RAY, folder)
-    spent_s = msgspec.json.decode((folder / CPU).read_bytes(), type=dict[str, float])
-    trained = plan.config.steps * plan.config.batch.trajectories
-    cpu_ms = {role: 1e3 * seconds / trained for role, seconds in spent_s.items()}
-    return played_here(read_journal(folder / JOURNAL), steps.warm_up, injection_of(plan.config), cpu_ms)
+    return played_in(folder, steps.warm_up, injection_of(plan.config))
 
 
 def injection_of(config: RunConfig) -> Injection:
     """The injection of the task; at most one is configured."""
     (injection,) = config.tasks[TASK].inject or (Injection(),)
     return injection
-
-
-def played_here(
-    events: Iterable[j.JournalEvent], warm_up: int, injection: Injection, cpu_ms: dict[str, float]
-) -> Played:
-    """Results from the journal of a run, for trajectories trained after the warm-up."""
-    ended_at: list[float] = []
-    trained: list[ClaimId] = []
-    members: dict[ClaimId, tuple[TrajectoryId, ...]] = {}
-    ends: dict[TrajectoryId, j.TrajectoryEnded] = {}
-    started: dict[TrajectoryId, j.TrajectoryStarted] = {}
-    tickets: dict[GroupId, int] = {}
-    seeds: dict[int, int] = {}
-    for event in events:
-        match event:
-            case j.PromptTaken():
-                seeds[event.ticket] = event.prompt.seed
-            case j.GroupOpened():
-                tickets[event.group] = event.ticket
-            case j.TrajectoryStarted():
-                started[event.trajectory] = event
-            case j.TrajectoryEnded():
-                ends[event.trajectory] = event
-            case j.BatchClaimed():
-                members[event.claim] = event.trajectories
-            case j.StepTrained():
-                ended_at.append(event.at)
-                trained.append(event.claim)
-
-    def hung(trajectory: TrajectoryId) -> bool:
-        start = started[trajectory]
-        seed = seeds[tickets[start.group]]
-        return any(hangs(injection, seed, start.member, turn) for turn in range(ends[trajectory].turns + 1))
-
-    counted = [trajectory for claim in trained[warm_up:] for trajectory in members[claim]]
-    return Played(
-        trajectories=len(counted),
-        seconds=ended_at[-1] - ended_at[warm_up - 1],
-        turns=sum(ends[each].turns for each in counted) / len(counted),
-        tokens=sum(ends[each].sampled for each in counted) / len(counted),
-        hung=sum(map(hung, counted)) / len(counted),
-        cpu_ms=cpu_ms,
-    )
 
 
 # --- TRL ------------------------------------------------------------------------------------------------------------
@@ -172,7 +145,7 @@ def order_of(config: RunConfig, way: Way, steps: Steps, rows: int) -> Order:
     )
 
 
-def train_there(python: Path, order: Order) -> Played:
+def train_there(python: Path, order: Order | ScriptOrder) -> Played:
     """Train in TRL's environment; see `bench.trl_side`."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         file.write(msgspec.json.encode(order))
@@ -180,5 +153,5 @@ def train_there(python: Path, order: Order) -> Played:
         command = [str(python), "-m", "rollart.bench.trl_side", file.name]
         done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode:
-        raise RunError(f"TRL's {order.way} failed: {done.stderr.decode(errors='replace').strip()[-500:]}")
+        raise RunError(f"TRL's {order.side} failed: {done.stderr.decode(errors='replace').strip()[-500:]}")
     return msgspec.json.decode(done.stdout, type=Played)

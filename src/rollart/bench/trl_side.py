@@ -17,7 +17,8 @@ stop, and costs TRL a short answer. And it queries after every call, so with at 
 not played, which saves TRL a step of the longest episodes. An async tool would gain nothing: TRL awaits those of one
 episode before it goes to the next.
 
-`rollout_func` gets what a skilled user would write: see `bench.trl_rollout`.
+`rollout_func` gets what a skilled user would write: see `bench.trl_rollout`. The dataset with a reward is a script of
+its own: `bench.snippets.with_trl`.
 """
 
 import os
@@ -35,7 +36,7 @@ import torch
 from transformers import AutoTokenizer, TrainerCallback
 
 from rollart.backends.environments.hf_codec import HfCodec
-from rollart.bench.trl import Order, Played
+from rollart.bench.trl import Order, Played, ScriptOrder
 from rollart.bench.trl_rollout import Episode, Game, play
 from rollart.config.injection import Injection
 from rollart.tasks.tokenizer import AGENT, END, USER
@@ -134,6 +135,22 @@ def train(order: Order) -> Played:
             **way,
         )
         trainer.train()
+    return notes.after(order.warm_up)
+
+
+def train_script(order: ScriptOrder) -> Played:
+    """Run the script of a user. Its trainer is not changed but watched."""
+    from rollart.bench.snippets import with_trl
+
+    notes = Notes()
+    with tempfile.TemporaryDirectory() as scratch:
+        trainer = with_trl.trainer(order.model, order.rows, str(order.steps), scratch)
+        trainer.add_callback(notes)
+        trainer.args.logging_steps = 1
+        trainer.train()
+    trajectories = trainer.args.per_device_train_batch_size * trainer.args.gradient_accumulation_steps
+    notes.turns = [[1] * trajectories for _ in notes.ended_at]
+    notes.hung = [[False] * trajectories for _ in notes.ended_at]
     return notes.after(order.warm_up)
 
 
@@ -260,7 +277,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(USAGE + "\n")
         return 2
     try:
-        order = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=Order)
+        order = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=Order | ScriptOrder)
     except (OSError, msgspec.MsgspecError) as error:
         sys.stderr.write(f"{arguments[0]} is not an order: {error}\n{USAGE}\n")
         return 2
@@ -269,7 +286,8 @@ def main(arguments: list[str]) -> int:
     # TRL logs to stdout, which is redirected to stderr from here on.
     with os.fdopen(os.dup(1), "wb") as answer:
         os.dup2(2, 1)
-        answer.write(msgspec.json.encode(train(order)) + b"\n")
+        done = train(order) if isinstance(order, Order) else train_script(order)
+        answer.write(msgspec.json.encode(done) + b"\n")
     return 0
 
 

@@ -1,6 +1,6 @@
 """Reports as tables on a terminal."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -38,8 +38,8 @@ def show_report(console: Console, report: Report, baselines: Baselines | None = 
     if report.steady.stepping:
         console.print(_steady(report.steady))
     console.print(_counts(report))
-    if report.functions:
-        console.print(_functions(report.functions))
+    for functions in _functions(report.functions):
+        console.print(functions)
     if report.evaluations:
         console.print(_learned(report, baselines or {}))
 
@@ -277,29 +277,39 @@ def _counts(report: Report) -> Table:
     return table
 
 
-def _functions(functions: Mapping[str, RewardUse]) -> Table:
-    """Use of reward functions. Columns that are zero for all of them are left out."""
-    columns: dict[str, Callable[[RewardUse], str]] = {
-        "calls": lambda use: f"{use.calls:,}",
-        "failed": lambda use: f"{use.failed:,}" if use.failed else "",
-        "median": lambda use: _seconds(use.latency_s(0.5)),
-        "95 %": lambda use: _seconds(use.latency_s(0.95)),
-        "99 %": lambda use: _seconds(use.latency_s(0.99)),
-        "retries": lambda use: f"{use.retries:,}" if use.retries else "",
-        "hedges": lambda use: f"{use.hedges:,}" if use.hedges else "",
-        "computed here": lambda use: f"{use.fallbacks:,}" if use.fallbacks else "",
-        "killed": lambda use: f"{use.kills:,}" if use.kills else "",
-        "cold starts": lambda use: f"{use.cold_starts:,}" if use.cold_starts else "",
-        "MB sent": lambda use: f"{use.bytes_out / 1e6:,.1f}" if use.bytes_out else "",
-        "replica time": lambda use: _seconds(use.replica_s),
-        "cost": lambda use: f"{use.cost:,.4g}" if use.cost else "",
-    }
-    cells = {name: [shown(use) for use in functions.values()] for name, shown in columns.items()}
-    cells = {name: column for name, column in cells.items() if any(column)}
-    table = _table("reward function", *cells)
-    for index, name in enumerate(functions):
-        table.add_row(name, *(column[index] for column in cells.values()))
-    return table
+Columns = Mapping[str, Callable[[RewardUse], str]]
+CALLS: Columns = {
+    "calls": lambda use: f"{use.calls:,}",
+    "failed": lambda use: f"{use.failed:,}" if use.failed else "",
+    "median": lambda use: _seconds(use.latency_s(0.5)),
+    "95 %": lambda use: _seconds(use.latency_s(0.95)),
+    "99 %": lambda use: _seconds(use.latency_s(0.99)),
+    "killed": lambda use: f"{use.kills:,}" if use.kills else "",
+}
+SERVICE: Columns = {
+    "retries": lambda use: f"{use.retries:,}" if use.retries else "",
+    "hedges": lambda use: f"{use.hedges:,}" if use.hedges else "",
+    "local": lambda use: f"{use.fallbacks:,}" if use.fallbacks else "",
+    "cold starts": lambda use: f"{use.cold_starts:,}" if use.cold_starts else "",
+    "MB sent": lambda use: f"{use.bytes_out / 1e6:,.3g}" if use.bytes_out else "",
+    "replica time": lambda use: _seconds(use.replica_s) if use.replica_s else "",
+    "cost": lambda use: f"{use.cost:,.4g}" if use.cost else "",
+}
+
+
+def _functions(functions: Mapping[str, RewardUse]) -> Iterator[Table]:
+    """Use of reward functions, in two tables that fit a narrow terminal. Without columns and rows that are empty."""
+    for columns in (CALLS, SERVICE):
+        cells = {title: [shown(use) for use in functions.values()] for title, shown in columns.items()}
+        cells = {title: column for title, column in cells.items() if any(column)}
+        if not cells:
+            continue
+        table = _table("reward function", *cells)
+        table.columns[0].no_wrap = True  # the others give way: every row has its name
+        for name, row in zip(functions, zip(*cells.values(), strict=True), strict=True):
+            if any(row):
+                table.add_row(name, *row)
+        yield table
 
 
 def _learned(report: Report, baselines: Baselines) -> Table:

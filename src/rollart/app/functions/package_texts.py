@@ -53,8 +53,8 @@ FRAMEWORK_README = (
     + """## Try it here
 
 ```
-python -m venv .venv && .venv/bin/pip install -r requirements.txt
-ROLLART_REWARD_SECRET=try .venv/bin/functions-framework --target score --port 8080
+python -m venv ../try && ../try/bin/pip install -r requirements.txt
+ROLLART_REWARD_SECRET=try ../try/bin/functions-framework --target score --port 8080
 ```
 
 ## Google Cloud Run
@@ -116,16 +116,17 @@ LAMBDA_README = (
     + """## Build
 
 ```
-cp -r . build-{{name}} && pip install -r requirements.txt --target build-{{name}} \\
+cp -r . ../build-{{name}}
+pip install -r requirements.txt --target ../build-{{name}} \\
     --platform manylinux2014_x86_64 --only-binary=:all: --python-version {{python}}
-(cd build-{{name}} && zip -qr ../{{name}}.zip .)
+(cd ../build-{{name}} && python -m zipfile -c ../{{name}}.zip .)
 ```
 
 ## AWS Lambda
 
 ```
 aws lambda create-function --function-name {{name}} --runtime python{{python}} \\
-    --handler lambda_function.lambda_handler --zip-file fileb://{{name}}.zip \\
+    --handler lambda_function.lambda_handler --zip-file fileb://../{{name}}.zip \\
     --timeout 300 --memory-size 512 --role ROLE_ARN \\
     --environment "Variables={ROLLART_REWARD_SECRET=$ROLLART_REWARD_SECRET}"
 aws lambda create-function-url-config --function-name {{name}} --auth-type NONE
@@ -154,8 +155,8 @@ ASGI_README = (
     + """## Any ASGI host
 
 ```
-python -m venv .venv && .venv/bin/pip install -r requirements.txt
-ROLLART_REWARD_SECRET=try .venv/bin/uvicorn main:app --port 8080
+python -m venv ../try && ../try/bin/pip install -r requirements.txt
+ROLLART_REWARD_SECRET=try ../try/bin/uvicorn main:app --port 8080
 ```
 
 ## Any container host
