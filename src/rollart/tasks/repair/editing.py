@@ -36,6 +36,7 @@ INSTRUCTION = """\
 
 Repair it. What its functions must do is in their docstrings; keep their names and arguments. The tests in `{check}` \
 must stay as they are; there are others, which are hidden. When you are done, answer without calling a tool."""
+MOST_NOTES = 5
 _checked: set[tuple[str, SandboxSpec]] = set()
 """Sources and specs of this process whose sandboxes have Python."""
 
@@ -154,7 +155,7 @@ def _report(bug: Bug, handed: Handed, verdict: Verdict) -> Report:
 def _told(report: Report) -> str:
     """The last observation, which nobody answers."""
     notes = [f"forbidden: {text}" for text in report.forbidden] + [f"seen: {text}" for text in report.flags]
-    return "\n".join([f"{report.passed} of {report.tests} tests pass", *notes])
+    return "\n".join([f"{report.passed} of {report.tests} tests pass", *notes[:MOST_NOTES]])
 
 
 def report_of(artifact: bytes) -> Mapping[str, Any]:

@@ -24,6 +24,7 @@ of the sandbox is a failure of the environment (`SandboxFault`).
 """
 
 import ast
+import signal
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -35,10 +36,9 @@ from rollart.tasks.repair.bugs import Case
 from rollart.types.errors import SandboxUnavailable
 from rollart.types.sandboxes import ExecResult
 
-CASE_S = 20.0
-"""Limit of the wall-clock time of one case. That of its processor time is much shorter (`probe`)."""
 GRADING_S = 60.0
-"""The same for all cases together."""
+"""Limit of the wall-clock time of all cases together, which only code that waits reaches: that of the processor time
+of a case is much shorter (`probe`)."""
 PYTHON = ("python3", "-I", "-S", "-c")
 """An interpreter without site packages, environment and current folder."""
 
@@ -61,7 +61,7 @@ def grade(sandbox: Sandbox, name: str, source: bytes, cases: Sequence[Case]) -> 
     flags: dict[str, None] = {}
     left_s = GRADING_S
     for case in cases:
-        result = sandbox.exec([*PYTHON, _probe(), name, case.expression], stdin=source, time_s=min(CASE_S, left_s))
+        result = sandbox.exec([*PYTHON, _probe(), name, case.expression], stdin=source, time_s=left_s)
         left_s -= result.seconds
         passed.append(result.ok and not result.exceeded and result.stdout == expected_line(case))
         if not passed[-1]:
@@ -80,7 +80,9 @@ def expected_line(case: Case) -> bytes:
 def oddities(result: ExecResult) -> list[str]:
     """What is observed of a process that failed its case, beyond a wrong value."""
     found = [f"a case ran over its limit of {name}" for name in result.exceeded]
-    if result.signal is not None and not result.exceeded:
+    if result.signal == signal.SIGXCPU:
+        found.append("a case ran over its limit of processor time")
+    elif result.signal is not None and not result.exceeded:
         found.append(f"a case was ended by signal {result.signal}")
     elif result.exit_code:
         found.append(f"a case ended its process with code {result.exit_code}")

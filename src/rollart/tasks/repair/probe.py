@@ -48,8 +48,11 @@ def value_text(value: object, depth: int = 0) -> str:
 
 
 def value_line(value: object) -> bytes:
-    """What a process writes for a value."""
-    return ("value " + value_text(value) + "\n").encode()
+    """What a process writes for a value; what is no plain data is the value of no case."""
+    try:
+        return ("value " + value_text(value) + "\n").encode()
+    except TypeError:
+        return b"value that is no plain data\n"
 
 
 def error_line(name: str) -> bytes:
@@ -68,9 +71,11 @@ def main(name: str, expression: str) -> None:
     sys.modules[name] = module
     try:
         exec(compile(source, name + ".py", "exec"), module.__dict__)
-        line = value_line(eval(expression, module.__dict__))
+        value = eval(expression, module.__dict__)
     except BaseException as error:  # noqa: BLE001 - whatever the module does is its result
         line = error_line(type(error).__name__)
+    else:
+        line = value_line(value)
     while line:
         line = line[os.write(answer, line) :]
     os._exit(0)

@@ -10,6 +10,7 @@ by a program in it. Flags are what can be observed: code that takes the whole sa
 import posixpath
 import signal
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,8 @@ from rollart.types.sandboxes import HOST_BASE, ExecResult, Limits, SandboxSpec
 FOLDER = "/app"
 CHECK = "check.py"
 MAX_FILE_BYTES = 64 * 1024
-TESTS_S, TESTS_CPU_S = 20.0, 2
+MOST_FLAGS = 50
+TESTS_S, TESTS_CPU_S = 30.0, 2
 """Limits of one run of the visible tests."""
 LIMITS = Limits(time_s=30.0, memory_mb=256, processes=32, open_files=64, file_mb=4, disk_mb=16, files=500, output_kb=64)
 RUN_TESTS = f"ulimit -S -t {TESTS_CPU_S}; ulimit -H -t {TESTS_CPU_S + 1}; exec python3 -u {CHECK} 2>&1"
@@ -146,14 +148,15 @@ class Workplace:
         raise ToolError(f"{path[:200]!r} is not in {FOLDER}; list_files shows what is")
 
     def _flag(self, what: str) -> None:
-        self._flags[what] = None
+        if len(self._flags) < MOST_FLAGS:
+            self._flags[what] = None
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def handed(self) -> Handed:
         """What is graded. Nothing of the agent runs any more: what a command leaves behind is killed with it."""
         entries = list(self._entries(FOLDER, "/home", "/tmp", "/var/tmp", "/dev/shm", *GRADERS))
-        forbidden = tuple(self._forbidden(entries))
+        forbidden = tuple(islice(self._forbidden(entries), MOST_FLAGS))
         own = (f"{FOLDER}/{self._module}", f"{FOLDER}/{CHECK}")
         for entry in entries:
             if entry.kind != "folder" and entry.path not in own:
