@@ -15,7 +15,7 @@ import pytest
 import rollart
 from rollart.backends.sandboxes import connection
 from rollart.backends.sandboxes.bubblewrap import BubblewrapSandbox, BubblewrapSandboxes
-from rollart.ports.sandbox import Sandbox
+from rollart.ports.sandbox import Sandbox, Sandboxes
 from rollart.types.errors import SandboxUnavailable
 
 ORDINARY_USER = 12345
@@ -31,7 +31,7 @@ def kill(sandbox: Sandbox) -> None:
 
 @contextmanager
 def own_sandboxes(folder: Path, warm: int = 0, makers: int = 2) -> Iterator[BubblewrapSandboxes]:
-    """As this user; skips where this machine cannot make sandboxes."""
+    """As this user."""
     with BubblewrapSandboxes(folder, warm=warm, makers=makers) as sandboxes:
         usable(sandboxes)
         yield sandboxes
@@ -58,7 +58,8 @@ def users_sandboxes(folder: Path) -> Iterator[BubblewrapSandboxes]:
         yield sandboxes
 
 
-def usable(sandboxes: BubblewrapSandboxes) -> None:
+def usable(sandboxes: Sandboxes) -> None:
+    """Skip where this machine cannot make sandboxes."""
     try:
         sandboxes.mechanisms()
     except SandboxUnavailable as reason:

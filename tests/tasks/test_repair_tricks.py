@@ -378,9 +378,7 @@ class Played(NamedTuple):
 
 def played(*answers: str) -> Played:
     """An episode with these answers and a final one; {module} is the name of the module."""
-    source = shared_sandboxes()
-    assert isinstance(source, BubblewrapSandboxes)
-    usable(source)
+    usable(shared_sandboxes())
     factory = "rollart.tasks.repair.editing:EditRepair"
     environment = open_source("repair", TaskSettings(environment=factory), 1, ByteCodec()).build()
     given = prompt()

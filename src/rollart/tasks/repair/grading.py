@@ -36,7 +36,7 @@ from rollart.tasks.repair.bugs import Case
 from rollart.types.errors import SandboxUnavailable
 from rollart.types.sandboxes import ExecResult
 
-GRADING_S = 60.0
+GRADING_S = 90.0
 """Limit of the wall-clock time of all cases together, which only code that waits reaches: that of the processor time
 of a case is much shorter (`probe`)."""
 PYTHON = ("python3", "-I", "-S", "-c")
