@@ -7,8 +7,9 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from rollart.backends.environments.chat import MOST_CALLS, ChatEnvironment, ChatTask
+from rollart.backends.environments.chat import ChatEnvironment, ChatTask
 from rollart.backends.environments.tool_calls import Call, Malformed, parse
+from rollart.backends.environments.tool_dialect import MOST_CALLS
 from rollart.backends.environments.tools import schemas_of
 from rollart.config.load import check
 from rollart.config.tasks import TaskSettings

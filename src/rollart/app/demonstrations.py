@@ -187,7 +187,7 @@ def _tokens_of(config: RunConfig, codec: TeachingCodec, transcript: Transcript) 
         )
     chat = ChatTask(settings, codec)
     try:
-        seen = open_dialogue(codec, chat.offered(chat.schemas)).observe(chat.messages(transcript.prompt)).tokens
+        seen = open_dialogue(codec, chat.dialect.offered(chat.schemas)).observe(chat.messages(transcript.prompt)).tokens
     finally:
         chat.close()
     return [[(seen, codec.answer(turn.action)) for turn in transcript.turns]]

@@ -7,8 +7,8 @@ Rendering and tokenising happen beside the environment: text never reaches the c
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # where environments have an interpreter of their own, there is no msgspec
     from rollart.types.chat import Message, ToolSchema
@@ -73,6 +73,37 @@ class MixedTextEnvironment(Protocol):
     def step(self, action: str) -> TextStep | Awaitable[TextStep]: ...
 
     def close(self) -> Awaitable[None] | None: ...
+
+
+class ToolError(Exception):
+    """Why a tool call has no result, for the agent."""
+
+
+@runtime_checkable
+class ToolEnvironment(Protocol):
+    """An environment whose agent acts by tool calls alone, in whatever format its model writes them.
+
+    The worker describes the tools to the model and reads its calls, as for rows with tools (docs/tools.md). The calls
+    of one answer are made one after the other, in order, in the thread of `reset`.
+    """
+
+    @property
+    def tools(self) -> Sequence[Callable[..., Any]]:
+        """Functions and bound methods, with types and a docstring. They raise `ToolError` for what the agent did wrong;
+        any other exception means that the environment failed."""
+        ...
+
+    def reset(self, prompt: Prompt) -> TextStep:
+        """Start an episode; returns the first observation, without a description of the tools."""
+        ...
+
+    def finish(self, answer: str) -> TextStep:
+        """End the episode: the agent gave an answer without a call, or made its last call (then `answer` is empty)."""
+        ...
+
+    def close(self) -> None:
+        """Free all resources; may be called at any time, also after a failure."""
+        ...
 
 
 AnyTextEnvironment = TextEnvironment | AsyncTextEnvironment | MixedTextEnvironment

@@ -11,38 +11,30 @@ the turns with calls: an agent that reaches it ends as truncated, its own result
 import asyncio
 import inspect
 import itertools
-import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from rollart.backends.environments.codec import Codec
-from rollart.backends.environments.dialogue import describes_tools, open_dialogue, tool_format
+from rollart.backends.environments.dialogue import open_dialogue
 from rollart.backends.environments.mcp_tools import SHARED, McpServers
 from rollart.backends.environments.prompt_text import PromptText
-from rollart.backends.environments.tool_calls import Call, Malformed, instructions, parse
+from rollart.backends.environments.tool_calls import Call, Malformed
+from rollart.backends.environments.tool_dialect import ToolDialect, message, recorded, unknown
 from rollart.backends.environments.tools import (
     FunctionTool,
     Tool,
-    ToolError,
     methods_of,
     names_of,
     schemas_of,
     shortened,
 )
-from rollart.config.suggest import did_you_mean
 from rollart.config.tasks import TaskSettings
 from rollart.config.tools import Mcp
-from rollart.ports.environment import TextStep
+from rollart.ports.environment import TextStep, ToolError
 from rollart.ports.factory import load
 from rollart.types.chat import Message, ToolSchema
 from rollart.types.errors import RequestError
 from rollart.types.trajectory import Prompt
-from rollart.types.transcript import ToolCall
-
-MOST_CALLS = 32
-"""Maximum calls of one answer; more are refused, and none of them is made."""
 
 
 class ChatTask:
@@ -60,28 +52,16 @@ class ChatTask:
         self.schemas: list[ToolSchema] = [schema for target in self.targets for schema in schemas_of(target)]
         """Of the Python tools."""
         check_names(self.schemas)
-        self.format = tool_format(codec) if settings.tool_format == "auto" else settings.tool_format
-        self._by_template = describes_tools(codec) and self.format == tool_format(codec)
+        self.dialect = ToolDialect(settings.tool_format, codec)
 
     def messages(self, row: Mapping[str, Any], tools: Sequence[ToolSchema] | None = None) -> list[Message]:
         """The first messages of a row, with these tools; `RequestError` if it lacks a field."""
-        messages = self._text.messages(row)
-        tools = self.schemas if tools is None else tools
-        if not tools or self._by_template:
-            return messages
-        told = instructions(self.format, tools)
-        if messages[0]["role"] == "system":
-            return [{"role": "system", "content": f"{messages[0]['content']}\n{told}"}, *messages[1:]]
-        return [{"role": "system", "content": told}, *messages]
-
-    def offered(self, tools: Sequence[ToolSchema]) -> Sequence[ToolSchema]:
-        """Schemas that the chat template describes."""
-        return tools if self._by_template else ()
+        return self.dialect.introduced(self._text.messages(row), self.schemas if tools is None else tools)
 
     def try_out(self, row: Mapping[str, Any]) -> None:
         """Render a row, an answer and the results of two tools, for what the chat template cannot do."""
         assert self._codec is not None
-        dialogue = open_dialogue(self._codec, self.offered(self.schemas))
+        dialogue = open_dialogue(self._codec, self.dialect.offered(self.schemas))
         dialogue.observe(self.messages(row))
         if self.settings.tools:
             dialogue.acted([])
@@ -131,24 +111,16 @@ class ChatEnvironment:
 
     def _begun(self, prompt: Prompt) -> TextStep:
         tools = self._schemas
-        return TextStep(self._task.messages(prompt.data, tools), tools=self._task.offered(tools))
+        return TextStep(self._task.messages(prompt.data, tools), tools=self._task.dialect.offered(tools))
 
     def step(self, action: str) -> TextStep | Awaitable[TextStep]:
-        calls = parse(self._task.format, action, self._schemas) if self._tools else []
+        calls = self._task.dialect.calls(action, self._schemas) if self._tools else []
         return self._called(calls) if calls else TextStep("", done=True)
 
     async def _called(self, calls: Sequence[Call | Malformed]) -> TextStep:
-        if len(calls) > MOST_CALLS:
-            calls = [Malformed(f"{len(calls)} calls in one answer; make {MOST_CALLS} at most")]
         results = await asyncio.gather(*[self._result(call) for call in calls])
-        made = tuple(
-            ToolCall(call.name, _recorded(call.arguments) if isinstance(call, Call) else {}, error)
-            for call, (_, error) in zip(calls, results, strict=True)
-        )
-        messages = [
-            {"role": "tool", **({"name": call.name} if call.name in self._tools else {}), "content": text}
-            for call, (text, _) in zip(calls, results, strict=True)
-        ]
+        made = tuple(recorded(call, error) for call, (_, error) in zip(calls, results, strict=True))
+        messages = [message(call, text, self._tools) for call, (text, _) in zip(calls, results, strict=True)]
         return TextStep(messages, calls=made)
 
     async def _result(self, call: Call | Malformed) -> tuple[str, str]:
@@ -158,10 +130,7 @@ class ChatEnvironment:
                 raise ToolError(call.reason)
             tool = self._tools.get(call.name)
             if tool is None:
-                known = ", ".join(self._tools)
-                raise ToolError(
-                    f"there is no tool {call.name[:80]!r}{did_you_mean(call.name, self._tools)}; there are {known}"
-                )
+                raise unknown(call.name, self._tools)
             result = await tool.call(call.arguments)
         except ToolError as error:
             text = shortened(f"Error: {error}", self._task.settings.tool_result_chars)
@@ -177,15 +146,6 @@ class ChatEnvironment:
                 await ended
         if self._task.servers is not None:
             await self._task.servers.leave(self._number)
-
-
-def _recorded(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments for the transcript, as text if they are more than it can hold, such as a number of 30 digits."""
-    try:
-        msgspec.msgpack.encode(arguments)
-    except (OverflowError, RecursionError, TypeError, ValueError):
-        return {"arguments": json.dumps(arguments)}
-    return dict(arguments)
 
 
 def _built(target: type, prompt: Prompt) -> Any:

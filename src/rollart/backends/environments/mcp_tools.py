@@ -18,8 +18,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from rollart.backends.environments.tools import ToolError, as_text
+from rollart.backends.environments.tools import as_text
 from rollart.config.tools import McpServer
+from rollart.ports.environment import ToolError
 from rollart.types.chat import ToolSchema
 from rollart.types.errors import EnvironmentFault, RequestError
 

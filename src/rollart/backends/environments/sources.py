@@ -7,8 +7,9 @@ from rollart.backends.environments.codec import Codec
 from rollart.backends.environments.gym import as_text_environment
 from rollart.backends.environments.interpreter import Interpreter, Work
 from rollart.backends.environments.shipping import LIBRARIES
+from rollart.backends.environments.tool_environment import ToolCalling
 from rollart.config.tasks import TaskSettings
-from rollart.ports.environment import AnyTextEnvironment
+from rollart.ports.environment import AnyTextEnvironment, ToolEnvironment
 from rollart.ports.factory import load
 
 
@@ -25,12 +26,17 @@ class EnvironmentSource(Protocol):
 class InProcess:
     """Environments of this process."""
 
-    def __init__(self, settings: TaskSettings) -> None:
+    def __init__(self, settings: TaskSettings, codec: Codec) -> None:
         self._factory = load(settings.environment)
-        self._settings = settings.environment_settings
+        self._settings = settings
+        self._codec = codec
 
     def build(self) -> AnyTextEnvironment:
-        environment: AnyTextEnvironment = as_text_environment(self._factory(**self._settings))
+        built = self._factory(**self._settings.environment_settings)
+        if isinstance(built, ToolEnvironment):
+            calling: AnyTextEnvironment = ToolCalling(built, self._settings, self._codec)
+            return calling
+        environment: AnyTextEnvironment = as_text_environment(built)
         return environment
 
     def close(self) -> None:
@@ -56,7 +62,7 @@ def open_source(task: str, settings: TaskSettings, slots: int, codec: Codec) -> 
     if not settings.environment:
         return Chats(settings, codec)
     if not settings.python:
-        return InProcess(settings)
+        return InProcess(settings, codec)
     return own_interpreter(task, settings, slots)
 
 

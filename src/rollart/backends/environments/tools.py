@@ -27,6 +27,7 @@ from typing import Any, Protocol, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 
+from rollart.ports.environment import ToolError
 from rollart.types.chat import ToolSchema
 from rollart.types.errors import EnvironmentFault, RequestError
 
@@ -36,10 +37,6 @@ MOST_HANGING = 256
 """Maximum number of threads of a process that are still in tools whose time is up."""
 _hanging = threading.Semaphore(MOST_HANGING)
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
-
-
-class ToolError(Exception):
-    """What the model is told in place of a result."""
 
 
 class Tool(Protocol):
@@ -64,13 +61,7 @@ class FunctionTool:
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
         name = self.schema["function"]["name"]
-        try:
-            checked = self._model.model_validate(dict(arguments))
-        except ValidationError as error:
-            raise ToolError(_explained(error)) from error
-        except RecursionError as error:
-            raise ToolError("the arguments are nested too deeply") from error
-        given = {field: getattr(checked, field) for field in type(checked).model_fields}
+        given = self.checked(arguments)
         try:
             async with asyncio.timeout(self._timeout_s):
                 return as_text(await _called(functools.partial(self._function, **given), f"tool {name}"))
@@ -85,6 +76,20 @@ class FunctionTool:
                     "the tool %s raised an error, which the model gets; others are not logged", name, exc_info=error
                 )
             raise ToolError(f"{type(error).__name__}: {error}") from error
+
+    def call_here(self, arguments: Mapping[str, Any]) -> str:
+        """In the caller's thread and time, for tools that are part of an environment; raises what the function does."""
+        return as_text(self._function(**self.checked(arguments)))
+
+    def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments, converted to the types of the parameters; `ToolError` if they do not fit."""
+        try:
+            found = self._model.model_validate(dict(arguments))
+        except ValidationError as error:
+            raise ToolError(_explained(error)) from error
+        except RecursionError as error:
+            raise ToolError("the arguments are nested too deeply") from error
+        return {field: getattr(found, field) for field in type(found).model_fields}
 
 
 async def _called(function: Callable[[], Any], name: str) -> Any:
