@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from sandbox_parts import kill, own_sandboxes, public_folder
 
+from rollart.backends.sandboxes import bubblewrap
 from rollart.backends.sandboxes.bubblewrap import BubblewrapSandbox, BubblewrapSandboxes
 from rollart.types.errors import SandboxFault, SandboxLost, SandboxUnavailable
 from rollart.types.failures import FailureKind
@@ -189,6 +190,7 @@ def test_a_killed_launcher_is_replaced_with_all_its_sandboxes(folder: Path) -> N
 WORKER = """
 import sys
 from pathlib import Path
+from rollart.backends.sandboxes import bubblewrap
 from rollart.backends.sandboxes.bubblewrap import BubblewrapSandboxes
 from rollart.types.sandboxes import Limits, SandboxSpec
 sandboxes = BubblewrapSandboxes(Path(sys.argv[1]), warm=1)
@@ -273,6 +275,49 @@ def test_many_sandboxes_at_once(folder: Path) -> None:
         assert len({sandbox.name for sandbox in made}) == 24
         assert len(sandbox_folders(folder)) == 24
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.long
+def test_a_storm_of_creations(folder: Path) -> None:
+    """Row 11 at the scale of a small machine: 1,000 at once, a few of which exist at the same time. None fails."""
+    done: list[bytes] = []
+    with own_sandboxes(folder, warm=2, makers=4) as sandboxes:
+
+        def use(number: int) -> None:
+            sandbox = sandboxes.create(SPEC, deadline_s=600.0)
+            done.append(sandbox.exec(["echo", str(number)], time_s=300.0).stdout)
+            sandbox.close()
+
+        threads = [threading.Thread(target=use, args=(number,)) for number in range(1000)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(map(int, done)) == list(range(1000))
+        until(lambda: len(sandbox_folders(folder)) <= 2, "only the warm ones are left")
+    assert processes(folder) == []
+    assert list(folder.iterdir()) == []
+
+
+def test_what_was_created_after_it_was_given_up_is_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 10: the launcher is stuck, every attempt times out, and then all of them are carried out."""
+    with own_sandboxes(folder, makers=1) as sandboxes:
+        first = sandboxes.create(SPEC)
+        stuck = launcher_of(first)
+        names = launchers(folder)
+        os.kill(stuck, signal.SIGSTOP)
+        monkeypatch.setattr(bubblewrap, "CREATE_S", 0.2)
+        with pytest.raises(SandboxFault, match="did not answer within 0"):
+            sandboxes.create(SPEC)
+        monkeypatch.setattr(bubblewrap, "CREATE_S", 45.0)
+        os.kill(stuck, signal.SIGCONT)
+        assert sandboxes.create(SPEC).exec(["true"]).ok
+        until(lambda: len(sandbox_folders(folder)) == 2, "those that nobody waits for are removed")
+        assert launchers(folder) == names
+        assert first.exec(["true"]).ok
+    assert processes(folder) == []
+    assert list(folder.iterdir()) == []
+    assert groups(names) == []
 
 
 def test_a_folder_that_the_user_of_sandboxes_cannot_reach_is_refused(folder: Path) -> None:

@@ -173,3 +173,57 @@ def test_closing_discards_what_is_ready_and_ends_waits(workshop: Workshop, pools
     workshop.allowed.release()
     closer.join(WAIT_S)
     assert workshop.discarded == [1]
+
+
+def test_callers_are_served_in_the_order_in_which_they_came(
+    workshop: Workshop, pools: list[WarmPool[str, int]]
+) -> None:
+    """Nobody waits for those who came later, which is what bounds the longest wait in a storm."""
+    pool = start(workshop, pools, warm=0, makers=2)
+    served: list[tuple[int, int]] = []
+
+    def take(number: int) -> None:
+        served.append((number, pool.take("key", WAIT_S)))
+
+    threads = []
+    for number in range(12):
+        threads.append(threading.Thread(target=take, args=(number,)))
+        threads[-1].start()
+        while len(pool._shelves["key"].waiting) <= number if "key" in pool._shelves else True:
+            threading.Event().wait(0.001)
+    for _ in range(12):
+        workshop.allowed.release()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert sorted(served) == [(number, number + 1) for number in range(12)]
+
+
+def test_a_thousand_callers_at_once_and_none_fails(workshop: Workshop, pools: list[WarmPool[str, int]]) -> None:
+    """Row 11, with failures on the way: creation is paced, and retried."""
+    pool = start(workshop, pools, warm=2, makers=4)
+    workshop.errors = [SandboxFault("the machine is busy")] * (ATTEMPTS - 1)
+    threads, results = in_threads(pool, 1000)
+    for _ in range(1100):
+        workshop.allowed.release()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert len(set(results)) == 1000
+    assert all(isinstance(each, int) for each in results)
+    assert workshop.most_busy <= 4
+    pool.close()
+    assert workshop.made == 1000 + len(workshop.discarded)
+
+
+def test_one_who_gives_up_does_not_take_the_turn_of_another(
+    workshop: Workshop, pools: list[WarmPool[str, int]]
+) -> None:
+    pool = start(workshop, pools, warm=0, makers=1)
+    with pytest.raises(SandboxFault):
+        pool.take("key", 0.0)
+    threads, results = in_threads(pool, 2)
+    for _ in range(3):
+        workshop.allowed.release()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert len(set(results)) == 2
+    assert all(isinstance(each, int) for each in results)

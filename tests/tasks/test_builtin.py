@@ -21,6 +21,7 @@ REACHED = {
     "shop": {"anything": 0.16, "first result": 0.30, "hasty": 0.71, "careful": 0.99, "thorough": 1.0},
     "sokoban": {"any move": 0.05, "open move": 0.05, "greedy": 0.32, "solver": 1.0},
     "repair": {"any candidate": 0.26, "one try": 0.46, "until it passes": 0.98},
+    "python_math": {"any answer": 0.0, "in the head": 0.01, "careless": 0.60, "with Python": 1.0},
 }
 """Held-out mean reward of the scripts, as the docs have it."""
 LONGEST = {"shop": (45, 60), "sokoban": (85, 25), "repair": (260, 10)}
@@ -35,7 +36,7 @@ def prompts(name, held_out, count=EPISODES):
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_baselines_reach_what_the_docs_say(name):
     task = BUILT_IN[name]
-    environment = task.build()
+    environment = task.scripted()
     assert list(task.baselines) == list(REACHED[name])
     for baseline, script in task.baselines.items():
         rate = mean_reward(environment, prompts(name, True), script, max_turns=task.max_turns)
@@ -60,7 +61,7 @@ def test_the_teacher_is_drawn_for_the_episode_and_not_for_what_is_seen():
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_train_and_held_out_episodes_begin_differently(name):
     """In the game the beginning is the range, which both have; the secret is what differs."""
-    environment = BUILT_IN[name].build()
+    environment = BUILT_IN[name].scripted()
     sides = [
         {environment.reset(prompt).observation for prompt in prompts(name, held_out)} for held_out in (False, True)
     ]
@@ -82,7 +83,7 @@ def test_transcripts_are_of_training_content_and_reproducible(name):
     first = transcripts(name, 20, seed=3)
     assert first == transcripts(name, 20, seed=3)
     assert first != transcripts(name, 20, seed=4)
-    held_out = {BUILT_IN[name].build().reset(prompt).observation for prompt in prompts(name, True)}
+    held_out = {BUILT_IN[name].scripted().reset(prompt).observation for prompt in prompts(name, True)}
     if name != "game":
         assert not held_out & {each.turns[0][0] for each in first}
 
@@ -92,7 +93,7 @@ def test_no_answer_is_an_error(name):
     task, chance = BUILT_IN[name], random.Random(0)
     signs = [*"ACLDRU 0123456789+-*[]\n\N{REPLACEMENT CHARACTER}xé", "click[", "search[mug]", "buy", "try ", "take "]
     for prompt in prompts(name, True, 30):
-        environment = task.build()
+        environment = task.scripted()
         step = environment.reset(prompt)
         for _ in range(task.max_turns):
             if step.done:

@@ -1,13 +1,14 @@
 """Table of the built-in tasks: environment, limits, scripted baselines, and teachers for a cold start."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rollart.ports.environment import TextEnvironment
-from rollart.ports.factory import load
 from rollart.tasks import arithmetic, frozenlake, game, sokoban
 from rollart.tasks.prompts import SeedPrompts
+from rollart.tasks.python_math import environment as python_math
+from rollart.tasks.python_math import scripts as calculators
 from rollart.tasks.repair import choose as repair
 from rollart.tasks.scripts import Script, Transcript, mean_reward, play
 from rollart.tasks.shop import environment as shop
@@ -32,6 +33,12 @@ class BuiltIn(NamedTuple):
     policy mixes both behaviours, and RL has to learn which of them pays."""
     baselines: Mapping[str, Script]
     """From worst to best."""
+    for_scripts: Callable[..., TextEnvironment] | None = None
+    """Makes the environment that scripts play, if they need less than an agent does; `build` by default."""
+
+    def scripted(self, **settings: Any) -> TextEnvironment:
+        """An environment for scripts; what they see and earn is the same in both."""
+        return (self.for_scripts or self.build)(**settings)
 
     @property
     def factory(self) -> str:
@@ -111,6 +118,20 @@ BUILT_IN: Mapping[str, BuiltIn] = {
             "until it passes": repair.until_it_passes,
         },
     ),
+    "python_math": BuiltIn(
+        build=python_math.PythonMath,
+        max_turns=4,
+        max_turn_tokens=16,
+        texts=python_math.TEXTS,
+        teachers=(calculators.careless,),
+        baselines={
+            "any answer": calculators.any_answer,
+            "in the head": calculators.in_the_head,
+            "careless": calculators.careless,
+            "with Python": calculators.with_python,
+        },
+        for_scripts=calculators.trusted_environment,
+    ),
 }
 
 
@@ -118,7 +139,7 @@ def transcripts(name: str, count: int, *, seed: int = 0) -> list[Transcript]:
     """Episodes played by a task's teachers, on training content only."""
     task = BUILT_IN[name]
     prompts = SeedPrompts(name, TRANSCRIPT_SEEDS, count, shuffle_seed=seed, held_out=False)
-    environment = task.build()
+    environment = task.scripted()
     chance = random.Random(f"{seed}/{name}")
     return [
         play(environment, prompts.next(), chance.choice(task.teachers), max_turns=task.max_turns, seed=seed)
@@ -128,8 +149,10 @@ def transcripts(name: str, count: int, *, seed: int = 0) -> list[Transcript]:
 
 def baselines(factory: str, prompts: Sequence[Prompt], *, max_turns: int, **settings: Any) -> dict[str, float]:
     """Mean reward of each script, worst script first; empty unless the factory is a built-in task."""
-    scripts = next((task.baselines for task in BUILT_IN.values() if task.factory == factory), {})
-    return {
-        name: mean_reward(load(factory)(**settings), prompts, script, max_turns=max_turns)
-        for name, script in scripts.items()
-    }
+    for task in BUILT_IN.values():
+        if task.factory == factory:
+            return {
+                name: mean_reward(task.scripted(**settings), prompts, script, max_turns=max_turns)
+                for name, script in task.baselines.items()
+            }
+    return {}

@@ -9,12 +9,15 @@ import random
 import threading
 import time
 from collections.abc import Awaitable
+from statistics import NormalDist
 
-from rollart.config.injection import Injection
+from rollart.config.injection import Injection, Latency
 from rollart.ports.environment import AnyTextEnvironment, TextStep
 from rollart.types.errors import EnvironmentFault
 from rollart.types.messages import Reset
 from rollart.types.trajectory import Prompt
+
+_SMALLEST = 2.0**-52
 
 
 class Injected:
@@ -50,14 +53,36 @@ class Injected:
         own = self._injection
         chance = _chance(self._number, self._seed, self._member, self._turn)
         hung, waits = chance.random() < own.hang_share, chance.gauss(-(own.sigma**2) / 2, own.sigma)
-        if own.latency_ms:
-            time.sleep(own.latency_ms / 1000 * math.exp(waits))
+        latency, fails = own.latency(self._turn), chance.random() < own.failure(self._turn)
+        seconds = own.latency_ms / 1000 * math.exp(waits)
+        if latency is not None:
+            seconds += drawn(latency, chance.random())
+        if seconds:
+            time.sleep(seconds * own.scale)
         if not self._bad:
             return
         if hung:
-            threading.Event().wait(own.hang_s)
+            threading.Event().wait(own.hang_s and own.hang_s * own.scale)
+        what = f"turn {self._turn}" if self._turn else "the reset"
+        if fails:
+            raise EnvironmentFault(f"injected at {what}: its probability is {own.failure(self._turn):g}")
         if own.raise_every and self._turn and self._turn % own.raise_every == 0:
-            raise EnvironmentFault(f"injected at turn {self._turn}: raise_every is {own.raise_every}")
+            raise EnvironmentFault(f"injected at {what}: raise_every is {own.raise_every}")
+
+
+def drawn(latency: Latency, share: float) -> float:
+    """Seconds at `share` in [0, 1): the inverse distribution function, with the rare tail at its lower end.
+
+    >>> resets = Latency(median=20, sigma=0.45, min=14, max=70, tail_share=0.001, tail=500)
+    >>> drawn(resets, 0.0005), round(drawn(resets, 0.5), 1), drawn(resets, 0.9999)
+    (500.0, 20.0, 70.0)
+    """
+    if latency.tail is not None and share < latency.tail_share:
+        return latency.tail
+    share = (share - latency.tail_share) / (1 - latency.tail_share)
+    inside = min(max(share, _SMALLEST), 1 - _SMALLEST)
+    seconds = latency.median * math.exp(latency.sigma * NormalDist().inv_cdf(inside))
+    return max(latency.min, seconds if latency.max is None else min(seconds, latency.max))
 
 
 def hangs(injection: Injection, seed: int, member: int, turn: int, number: int = 0) -> bool:

@@ -4,8 +4,9 @@
                     └─ no ──► wait for the makers: those that are waited for go before those kept warm
 
 Conservation rule: what was made is taken once, discarded once, or still ready. Nothing is lost to a deadline: what
-becomes ready after its caller has left is adopted by the next caller, kept warm, or discarded. Failed attempts are
-repeated after a back-off; after `ATTEMPTS` in a row those who wait get the last error.
+becomes ready after its caller has left is adopted by the next caller, kept warm, or discarded. Callers of a key are
+served in the order in which they came. Failed attempts are repeated after a back-off; after `ATTEMPTS` in a row those
+who wait get the last error.
 """
 
 import logging
@@ -31,20 +32,35 @@ WARM_KEYS = 8
 """Number of keys, the last used ones, that are kept warm."""
 
 
+class _Caller(Generic[T]):
+    """One who waits, woken alone."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self.woken = threading.Condition(lock)
+        self.given: T | None = None
+        self.error: RollartError | None = None
+
+
 @dataclass
 class _Shelf(Generic[T]):
-    """Everything of one key."""
+    """Everything of one key. While callers wait, nothing is ready."""
 
     ready: deque[T] = field(default_factory=deque)
     making: int = 0
-    waiting: int = 0
+    waiting: deque[_Caller[T]] = field(default_factory=deque)
     failures: int = 0
     """In a row."""
     not_before: float = 0.0
-    error: RollartError | None = None
 
     def missing(self, warm: int) -> int:
-        return self.waiting + warm - len(self.ready) - self.making
+        return len(self.waiting) + warm - len(self.ready) - self.making
+
+    def refuse(self, error: RollartError) -> None:
+        """Those who wait now get the error."""
+        for caller in self.waiting:
+            caller.error = error
+            caller.woken.notify()
+        self.waiting.clear()
 
 
 class WarmPool(Generic[K, T]):
@@ -63,7 +79,9 @@ class WarmPool(Generic[K, T]):
         self._make, self._discard, self._usable = make, discard, usable
         self._warm = warm
         self._shelves: OrderedDict[K, _Shelf[T]] = OrderedDict()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        """Wakes the makers."""
         self._closed = False
         self._makers = [threading.Thread(target=self._run, name=f"{name}-{n}", daemon=True) for n in range(makers)]
         for maker in self._makers:
@@ -72,30 +90,39 @@ class WarmPool(Generic[K, T]):
     def take(self, key: K, deadline_s: float) -> T:
         """One for the caller alone; raises `SandboxFault` at the deadline, or what making it raised."""
         deadline = time.monotonic() + deadline_s
-        with self._changed:
+        with self._lock:
+            if self._closed:
+                raise _was_closed()
             shelf = self._shelves.setdefault(key, _Shelf())
             self._shelves.move_to_end(key)
-            shelf.waiting += 1
-            shelf.error = None
+            caller = _Caller[T](self._lock)
+            shelf.waiting.append(caller)
+            self._hand_out(shelf)
             self._changed.notify_all()
             try:
-                while True:
-                    if self._closed:
-                        raise SandboxFault("the pool of sandboxes was closed")
-                    while shelf.ready:
-                        found = shelf.ready.popleft()
-                        if self._usable(found):
-                            return found
-                        self._discard(found)
-                    if shelf.error is not None:
-                        raise shelf.error
+                while caller.given is None and caller.error is None:
                     left = deadline - time.monotonic()
                     if left <= 0:
                         raise SandboxFault(f"no sandbox was ready within {deadline_s:g} s", FailureKind.DEADLINE)
-                    self._changed.wait(left)
+                    caller.woken.wait(left)
             finally:
-                shelf.waiting -= 1
-                self._changed.notify_all()
+                if caller in shelf.waiting:
+                    shelf.waiting.remove(caller)
+            if caller.given is None:
+                assert caller.error is not None
+                raise caller.error
+            return caller.given
+
+    def _hand_out(self, shelf: _Shelf[T]) -> None:
+        """Give what is ready to those who wait, the first come first."""
+        while shelf.ready and shelf.waiting:
+            found = shelf.ready.popleft()
+            if self._usable(found):
+                caller = shelf.waiting.popleft()
+                caller.given = found
+                caller.woken.notify()
+            else:
+                self._discard(found)
 
     def drop(self, unwanted: Callable[[K], bool]) -> None:
         """Discard what is ready of some keys; it is made again only when somebody waits for it."""
@@ -116,6 +143,7 @@ class WarmPool(Generic[K, T]):
             self._closed = True
             for shelf in self._shelves.values():
                 self._empty(shelf)
+                shelf.refuse(_was_closed())
             self._changed.notify_all()
         for maker in self._makers:
             maker.join()
@@ -128,14 +156,18 @@ class WarmPool(Generic[K, T]):
 
     def _run(self) -> None:
         while (key := self._next()) is not None:
-            made: T | None = None
-            error: RollartError | None = None
-            try:
-                made = self._make(key)
-            except RollartError as raised:
-                error = raised
-            with self._changed:
-                self._made(key, made, error)
+            self._make_one(key)
+
+    def _make_one(self, key: K) -> None:
+        """In a frame of its own: an error keeps its frames alive, and those must not hold what is made later."""
+        made: T | None = None
+        error: RollartError | None = None
+        try:
+            made = self._make(key)
+        except RollartError as raised:
+            error = raised
+        with self._changed:
+            self._made(key, made, error)
 
     def _next(self) -> K | None:
         """The next key to make one of; None when the pool is closed."""
@@ -176,16 +208,21 @@ class WarmPool(Generic[K, T]):
             self._failed(shelf, error)
         elif made is not None:
             shelf.failures, shelf.not_before = 0, 0.0
-            if self._closed or (len(shelf.ready) >= shelf.waiting + self._warm):
+            if self._closed or len(shelf.ready) >= len(shelf.waiting) + self._warm:
                 self._discard(made)
             else:
                 shelf.ready.append(made)
+                self._hand_out(shelf)
         self._changed.notify_all()
 
     def _failed(self, shelf: _Shelf[T], error: RollartError) -> None:
         shelf.failures += 1
         shelf.not_before = time.monotonic() + min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (shelf.failures - 1))
         if isinstance(error, RequestError) or shelf.failures % ATTEMPTS == 0:
-            shelf.error = error  # for those who wait now; the next caller tries again
+            shelf.refuse(error)
         else:
             logger.warning("creating a sandbox failed, it is tried again: %s", error)
+
+
+def _was_closed() -> SandboxFault:
+    return SandboxFault("the pool of sandboxes was closed")
