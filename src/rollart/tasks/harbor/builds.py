@@ -108,6 +108,11 @@ class Builds:
                 if not self._forget_one():
                     raise
 
+    def forget_unused(self) -> None:
+        """Forget all builds that are not leased."""
+        while self._forget_one():
+            pass
+
     def _forget_one(self) -> bool:
         with self._lock:
             for digest, entry in self._entries.items():
@@ -270,3 +275,11 @@ def shared_builds(factory: str) -> Builds:
         if factory not in _shared:
             _shared[factory] = Builds(shared_sandboxes(factory))
         return _shared[factory]
+
+
+def close_builds(factory: str) -> None:
+    """Forget the builds of this process that no episode uses."""
+    with _lock:
+        builds = _shared.get(factory)
+    if builds is not None:
+        builds.forget_unused()
