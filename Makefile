@@ -9,13 +9,16 @@ VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 SWEREX_VENV := .venv-swerex
 SWEREX_INSTALLED := $(SWEREX_VENV)/.installed
+HARBOR_VENV := .venv-harbor
+HARBOR_INSTALLED := $(HARBOR_VENV)/.installed
+PYTHON312 ?= $(shell command -v python3.12)
 FUNCTIONS_VENV := .venv-functions
 FUNCTIONS_INSTALLED := $(FUNCTIONS_VENV)/.installed
 ARGS ?=
 
 .PHONY: help venv venv-vllm test test-vllm test-long cluster-tools repeat task-signature mutate kills train sim \
 	bench clean venv-swerex test-swerex sandbox-tools test-examples venv-templates venv-functions test-functions \
-	model-smollm2 venv-fields
+	model-smollm2 venv-fields venv-harbor test-harbor
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -106,6 +109,16 @@ $(SWEREX_INSTALLED): requirements-swerex.txt
 
 test-swerex: $(INSTALLED) $(SWEREX_INSTALLED) ## the tests of the SWE-ReX client against the real server, else skipped
 	ROLLART_SWEREX=$(SWEREX_VENV)/bin/swerex-remote $(BIN)/pytest tests/backends/test_swerex.py
+
+venv-harbor: $(HARBOR_INSTALLED) ## create .venv-harbor, with the loader of Harbor (PYTHON312); does nothing while it is current
+
+$(HARBOR_INSTALLED): requirements-harbor.txt
+	test -x $(HARBOR_VENV)/bin/python || $(PYTHON312) -m venv $(HARBOR_VENV)
+	$(HARBOR_VENV)/bin/python -m pip -qq --disable-pip-version-check install --no-deps -r requirements-harbor.txt
+	@touch $@
+
+test-harbor: $(INSTALLED) $(HARBOR_INSTALLED) ## the tests of Harbor tasks that ask the harbor package itself, else skipped
+	ROLLART_HARBOR=$(HARBOR_VENV)/bin/python $(BIN)/pytest tests/tasks/test_harbor_package.py
 
 venv-functions: $(FUNCTIONS_INSTALLED) ## create .venv-functions, with Ray Serve; does nothing while it is current
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rollart.app.algorithm_trial import check_algorithm
+from rollart.app.harbor_tasks import is_harbor, with_absolute_folder
 from rollart.app.reward_workers import check_function, reward_workers, sees_group
 from rollart.app.task_checks import check_kind, check_prompts, prompts_of
 from rollart.backends.engines.checkpoint_config import ModelShape, read_shape
@@ -153,6 +154,8 @@ def interpreter_of(settings: PoolSettings | TaskSettings) -> str:
 
 def hosted(task: TaskSettings) -> TaskSettings:
     """Settings of a task as its workers get them, wherever they run: by factory path, and with an absolute path."""
+    if is_harbor(task):
+        task = with_absolute_folder(task)
     factory, settings = resolve(task.environment, task.environment_settings)
     python = interpreter_of(task)
     return task.model_copy(update={"environment": factory, "environment_settings": settings, "python": python})

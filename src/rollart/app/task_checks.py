@@ -1,5 +1,6 @@
 """What a task is made of, checked before a run: its kind, its prompts, and what the model is shown of them."""
 
+from rollart.app.harbor_tasks import check_harbor, is_harbor, with_folders
 from rollart.backends.environments.chat import ChatTask
 from rollart.backends.environments.codec import Codec
 from rollart.backends.environments.prompt_text import PromptText
@@ -19,6 +20,8 @@ OF_CHATS = ("system", "prompt", "tools")
 def check_kind(config: RunConfig, name: str) -> None:
     """A task has an environment, or rows with a reward."""
     task = config.tasks[name]
+    if is_harbor(task):
+        check_harbor(name, task)
     if task.environment:
         for key in OF_CHATS:
             if getattr(task, key):
@@ -85,7 +88,7 @@ def check_prompts(config: RunConfig, name: str, codec: Codec | None) -> None:
 
 def prompts_of(config: RunConfig, name: str, *, held_out: bool) -> PromptSource:
     """Training or held-out prompts: disjoint by seed, and by content if the task supports it."""
-    task = config.tasks[name]
+    task = with_folders(config.tasks[name])
     shuffle_seed = 0 if held_out else config.seed
     given = task.eval_prompts if held_out and not isinstance(task.eval_prompts, tuple) else task.prompts
     if isinstance(given, tuple):

@@ -18,6 +18,7 @@ from rollart.cli.init import app as init
 from rollart.cli.model import app as model
 from rollart.cli.report import report
 from rollart.cli.reward import app as reward
+from rollart.cli.sandbox import app as sandbox
 from rollart.cli.serve import serve
 from rollart.cli.sft import sft
 from rollart.cli.sim import sim
@@ -53,6 +54,7 @@ app.add_typer(reward, name="reward")
 app.add_typer(model, name="model")
 app.add_typer(cluster, name="cluster")
 app.add_typer(deploy, name="deploy")
+app.add_typer(sandbox, name="sandbox")
 app.add_typer(bench, name="bench")
 
 

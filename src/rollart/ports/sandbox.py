@@ -95,8 +95,10 @@ class Sandbox(Protocol):
 class Sandboxes(Protocol):
     """Source of sandboxes; one per worker process."""
 
-    def create(self, spec: SandboxSpec, *, snapshot: str | None = None, deadline_s: float = 60.0) -> Sandbox:
-        """A fresh sandbox.
+    def create(
+        self, spec: SandboxSpec, *, snapshot: str | None = None, deadline_s: float = 60.0, once: bool = False
+    ) -> Sandbox:
+        """A fresh sandbox. `once`: nothing like it will be needed again, so none is kept ready in its place.
 
         Raises `SandboxUnavailable` if this machine cannot isolate commands, or the spec cannot be met, and
         `SandboxFault` if it was not there by the deadline: one that becomes ready later is used for the next

@@ -3,7 +3,8 @@
     RollartError
     ├── RequestError           the user's request is invalid (exit code 2)
     │   ├── ConfigError        …in a config file or an override; carries the key's path
-    │   └── SandboxUnavailable this machine cannot isolate commands as required
+    │   ├── SandboxUnavailable this machine cannot isolate commands as required
+    │   └── BuildFailed        the root of a sandbox cannot be built as its Dockerfile says
     ├── RunError               the run failed (exit code 1)
     │   ├── WorkerLost         a role has no worker left
     │   ├── RuntimeLost        the host of the workers died, such as Ray's raylet
@@ -19,7 +20,8 @@
     ├── Fault                  a part outside the agent's control failed: an outcome, never a reward
     │   ├── EnvironmentFault
     │   │   └── SandboxFault   a sandbox could not be created or used
-    │   │       └── SandboxLost   …or was killed from outside
+    │   │       ├── SandboxLost   …or was killed from outside
+    │   │       └── SnapshotsFull …or cannot be kept: the disk quota is used up
     │   ├── EngineFault
     │   └── RewardFault
     ├── WeightError            a version cannot be served
@@ -70,6 +72,10 @@ class ConfigError(RequestError):
 
 class SandboxUnavailable(RequestError):
     """This machine cannot isolate commands as required; the message says what to install or allow."""
+
+
+class BuildFailed(RequestError):
+    """A command of a Dockerfile failed, and would again: the message has its line, and the end of its output."""
 
 
 class RunError(RollartError):
@@ -155,6 +161,10 @@ class SandboxLost(SandboxFault):
 
     def __init__(self, message: str = "", kind: FailureKind = FailureKind.WORKER_LOST) -> None:
         super().__init__(message, kind)
+
+
+class SnapshotsFull(SandboxFault):
+    """The disk quota of snapshots is used up: forget some first."""
 
 
 class EngineFault(Fault):

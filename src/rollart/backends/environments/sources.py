@@ -40,7 +40,10 @@ class InProcess:
         return environment
 
     def close(self) -> None:
-        """Nothing is shared."""
+        """A factory that shares something between its environments has a `close_shared`, which takes its settings."""
+        close_shared = getattr(self._factory, "close_shared", None)
+        if close_shared is not None:
+            close_shared(**self._settings.environment_settings)
 
 
 class Chats:

@@ -151,6 +151,20 @@ def _call(value: Any) -> Call | Malformed:
     return Call(value["name"], arguments)
 
 
+def written(format: str, call: Call) -> str:
+    """A call as a model would write it, for scripted players.
+
+    >>> written("plain", Call("bash", {"command": "ls"}))
+    'bash: {"command": "ls"}'
+    """
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    if format == "plain":
+        return f"{call.name}: {arguments}"
+    key = "parameters" if format == "llama" else "arguments"
+    text = f'{{"name": {json.dumps(call.name)}, "{key}": {arguments}}}'
+    return f"<tool_call>\n{text}\n</tool_call>" if format == "hermes" else text
+
+
 def instructions(format: str, tools: Sequence[ToolSchema]) -> str:
     """What a model is told of its tools where the chat template does not tell it.
 

@@ -8,7 +8,7 @@ import msgspec
 
 from rollart.backends.environments.codec import Codec
 from rollart.backends.environments.dialogue import describes_tools, tool_format
-from rollart.backends.environments.tool_calls import Call, Malformed, instructions, parse
+from rollart.backends.environments.tool_calls import Call, Malformed, instructions, parse, written
 from rollart.config.suggest import did_you_mean
 from rollart.ports.environment import ToolError
 from rollart.types.chat import Message, ToolSchema
@@ -45,6 +45,10 @@ class ToolDialect:
         if len(found) > MOST_CALLS:
             return [Malformed(f"{len(found)} calls in one answer; make {MOST_CALLS} at most")]
         return found
+
+    def written(self, call: Call) -> str:
+        """A call as the model would write it."""
+        return written(self._format, call)
 
 
 def unknown(name: str, tools: Collection[str]) -> ToolError:

@@ -18,6 +18,9 @@ from rollart.ports.environment import TextStep, ToolEnvironment, ToolError
 from rollart.types.chat import Message
 from rollart.types.trajectory import Prompt
 
+DONE = "done"
+"""An answer without a call, of a random player."""
+
 
 class ToolCalling:
     """A `TextEnvironment`: one episode of an environment with tools, for the model of a codec."""
@@ -52,6 +55,20 @@ class ToolCalling:
 
     def close(self) -> None:
         self._environment.close()
+
+    def random_action(self, seed: int) -> str | None:
+        """For `rollart env check`: a random call of the environment, as the model would write it."""
+        known = getattr(self._environment, "random_call", None)
+        if known is None:
+            return None
+        call = known(seed)
+        return DONE if call is None else self._dialect.written(Call(*call))
+
+    def scripted_action(self) -> str | None:
+        """For `rollart env check`: the environment's own good answer."""
+        known = getattr(self._environment, "scripted_action", None)
+        answer: str | None = None if known is None else known()
+        return answer
 
     def _result(self, call: Call | Malformed) -> tuple[str, str]:
         """The text for the model, and the error if there is no result."""

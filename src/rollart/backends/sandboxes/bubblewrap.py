@@ -86,10 +86,10 @@ class BubblewrapSandboxes:
         self.close()
 
     def create(
-        self, spec: SandboxSpec, *, snapshot: str | None = None, deadline_s: float = 60.0
+        self, spec: SandboxSpec, *, snapshot: str | None = None, deadline_s: float = 60.0, once: bool = False
     ) -> "BubblewrapSandbox":
         key = self._key(spec, snapshot)
-        sandbox = BubblewrapSandbox(self, spec, key.layers, self._take(key, deadline_s))
+        sandbox = BubblewrapSandbox(self, spec, key.layers, self._take(key, deadline_s, warm=not once))
         with self._lock:
             self._made.add(sandbox)
         return sandbox
@@ -127,9 +127,9 @@ class BubblewrapSandboxes:
         layers = self._kept().layers(snapshot) if snapshot is not None else ()
         return _Key(spec, layers)
 
-    def _take(self, key: _Key, deadline_s: float) -> Connection:
+    def _take(self, key: _Key, deadline_s: float, *, warm: bool = True) -> Connection:
         self._check(key.spec)
-        return self._pool.take(key, deadline_s)
+        return self._pool.take(key, deadline_s, warm=warm)
 
     def _kept(self) -> Snapshots:
         self._running()

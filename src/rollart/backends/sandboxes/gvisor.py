@@ -46,7 +46,14 @@ class GvisorSandboxes:
             (root / name).symlink_to(f"usr/{name}")
         self._made: list[GvisorSandbox] = []
 
-    def create(self, spec: SandboxSpec, *, snapshot: str | None = None, deadline_s: float = 60.0) -> "GvisorSandbox":
+    def create(
+        self,
+        spec: SandboxSpec,
+        *,
+        snapshot: str | None = None,
+        deadline_s: float = 60.0,
+        once: bool = False,  # noqa: ARG002 - none is kept ready
+    ) -> "GvisorSandbox":
         if snapshot is not None or spec.sockets or spec.base != HOST_BASE:
             raise SandboxUnavailable("gVisor sandboxes have the base 'host', and no snapshots or mounted sockets")
         made = GvisorSandbox(self._folder, spec, deadline_s)

@@ -51,9 +51,18 @@ class _Shelf(Generic[T]):
     failures: int = 0
     """In a row."""
     not_before: float = 0.0
+    warm: bool = True
+    """Whether some are kept ready; else only those that are waited for are made."""
+
+    def wanted(self, warm: int) -> int:
+        return len(self.waiting) + (warm if self.warm else 0)
 
     def missing(self, warm: int) -> int:
-        return len(self.waiting) + warm - len(self.ready) - self.making
+        return self.wanted(warm) - len(self.ready) - self.making
+
+    @property
+    def idle(self) -> bool:
+        return not (self.ready or self.waiting or self.making)
 
     def refuse(self, error: RollartError) -> None:
         """Those who wait now get the error."""
@@ -87,8 +96,11 @@ class WarmPool(Generic[K, T]):
         for maker in self._makers:
             maker.start()
 
-    def take(self, key: K, deadline_s: float) -> T:
-        """One for the caller alone; raises `SandboxFault` at the deadline, or what making it raised."""
+    def take(self, key: K, deadline_s: float, *, warm: bool = True) -> T:
+        """One for the caller alone; raises `SandboxFault` at the deadline, or what making it raised.
+
+        Without `warm`, none of the key is made in its place.
+        """
         deadline = time.monotonic() + deadline_s
         with self._lock:
             if self._closed:
@@ -97,6 +109,7 @@ class WarmPool(Generic[K, T]):
             self._shelves.move_to_end(key)
             caller = _Caller[T](self._lock)
             shelf.waiting.append(caller)
+            shelf.warm = warm
             self._hand_out(shelf)
             self._changed.notify_all()
             try:
@@ -108,10 +121,16 @@ class WarmPool(Generic[K, T]):
             finally:
                 if caller in shelf.waiting:
                     shelf.waiting.remove(caller)
+                self._leave(key, shelf)
             if caller.given is None:
                 assert caller.error is not None
                 raise caller.error
             return caller.given
+
+    def _leave(self, key: K, shelf: _Shelf[T]) -> None:
+        """Forget a key of which nothing is wanted any more."""
+        if not shelf.warm and shelf.idle:
+            self._shelves.pop(key, None)
 
     def _hand_out(self, shelf: _Shelf[T]) -> None:
         """Give what is ready to those who wait, the first come first."""
@@ -130,8 +149,8 @@ class WarmPool(Generic[K, T]):
             keys = [key for key in self._shelves if unwanted(key)]
             for key in keys:
                 self._empty(self._shelves[key])
-                if not self._shelves[key].waiting and not self._shelves[key].making:
-                    del self._shelves[key]
+                self._shelves[key].warm = False
+                self._leave(key, self._shelves[key])
 
     def ready(self, key: K) -> int:
         with self._changed:
@@ -198,7 +217,7 @@ class WarmPool(Generic[K, T]):
         for key in list(self._shelves)[:-WARM_KEYS]:
             shelf = self._shelves[key]
             self._empty(shelf)
-            if not shelf.waiting and not shelf.making:
+            if shelf.idle:
                 del self._shelves[key]
 
     def _made(self, key: K, made: T | None, error: RollartError | None) -> None:
@@ -208,11 +227,12 @@ class WarmPool(Generic[K, T]):
             self._failed(shelf, error)
         elif made is not None:
             shelf.failures, shelf.not_before = 0, 0.0
-            if self._closed or len(shelf.ready) >= len(shelf.waiting) + self._warm:
+            if self._closed or len(shelf.ready) >= shelf.wanted(self._warm):
                 self._discard(made)
             else:
                 shelf.ready.append(made)
                 self._hand_out(shelf)
+        self._leave(key, shelf)
         self._changed.notify_all()
 
     def _failed(self, shelf: _Shelf[T], error: RollartError) -> None:

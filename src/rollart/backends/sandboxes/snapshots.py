@@ -12,7 +12,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from rollart.backends.sandboxes.launcher import leftovers
-from rollart.types.errors import SandboxFault
+from rollart.types.errors import SandboxFault, SnapshotsFull
 
 MB = 2**20
 PREFIX = "worker-"
@@ -52,7 +52,7 @@ class Snapshots:
         )
         try:
             self._check_quota(size)
-        except SandboxFault:
+        except SnapshotsFull:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         with self._lock:
@@ -89,6 +89,6 @@ class Snapshots:
         with self._lock:
             used = sum(kept.bytes for kept in self._kept.values())
         if used + more > self._quota:
-            raise SandboxFault(
+            raise SnapshotsFull(
                 f"snapshots use {(used + more) // MB} MB of {self._quota // MB} MB; forget some, or set a larger quota"
             )

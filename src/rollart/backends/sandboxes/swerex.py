@@ -105,7 +105,14 @@ class SweRexSandboxes:
         self._changed = threading.Condition()
         self._closed = False
 
-    def create(self, spec: SandboxSpec, *, snapshot: str | None = None, deadline_s: float = 60.0) -> "SweRexSandbox":
+    def create(
+        self,
+        spec: SandboxSpec,
+        *,
+        snapshot: str | None = None,
+        deadline_s: float = 60.0,
+        once: bool = False,  # noqa: ARG002 - none is kept ready
+    ) -> "SweRexSandbox":
         """The limits of a spec are not enforced by this wire, except time and output; its `base` is the server's."""
         if snapshot is not None or spec.sockets or spec.read_only:
             raise SandboxUnavailable("a SWE-ReX service has no snapshots, mounted sockets or folders")

@@ -19,6 +19,7 @@ LIBRARIES = {
     "textarena": "rollart.tasks.libraries.textarena:TextArena",
     "reasoning_gym": "rollart.tasks.libraries.reasoning_gym:ReasoningGym",
     "openenv": "rollart.tasks.libraries.openenv:OpenEnv",
+    "harbor": "rollart.tasks.harbor.environment:Harbor",
 }
 """Prefixes, and factories that take the rest as `id`."""
 

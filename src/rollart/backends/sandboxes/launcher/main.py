@@ -52,7 +52,7 @@ def _prepare(work: Path) -> tuple[Machine, int]:
     tree = find()
     rootless = _own_namespace()
     mount("none", "/", "", MS_REC | MS_PRIVATE)
-    owner = None if rootless else _owner()
+    owner = None if rootless else sandbox_owner()
     _try_user_namespace(owner)
     leftovers.remove(work.parent, tree)
     work.mkdir(mode=0o711, parents=True)
@@ -100,7 +100,7 @@ def _try_user_namespace(owner: int | None) -> None:
         raise OSError(number, f"user namespaces are off: {os.strerror(number)}")
 
 
-def _owner() -> int:
+def sandbox_owner() -> int:
     """`OWNER`, or the last user that exists if this root is one of a smaller user namespace."""
     ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
     if any(first <= OWNER < first + count for first, _, count in ranges):
