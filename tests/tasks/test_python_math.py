@@ -258,6 +258,20 @@ def test_a_machine_without_python_in_sandboxes_is_refused(monkeypatch):
         PythonTool(BUBBLEWRAP, Limits(memory_mb=61), 40)
 
 
+@pytest.mark.usefixtures("sandboxes")
+@pytest.mark.parametrize(
+    ("command", "error", "message"),
+    [
+        (("sleep", "200"), SandboxFault, "does not work in a sandbox: time limit"),
+        (("python3", "-I", "-S", "-c", "'a' * 10**9"), (RequestError, SandboxFault), "raise memory_mb|MemoryError"),
+    ],
+)
+def test_limits_in_which_python_does_not_start_are_no_agents_fault(monkeypatch, command, error, message):
+    monkeypatch.setattr(module, "COMMAND", command)
+    with pytest.raises(error, match=message):
+        PythonTool(BUBBLEWRAP, Limits(memory_mb=62, time_s=0.5 if command[0] == "sleep" else 30.0), 40)
+
+
 def test_a_lost_sandbox_ends_the_episode_and_the_next_one_has_another(sandboxes, monkeypatch):
     """Row 35: killed from outside in the middle of a program. The outcome is no reward; the slot goes on."""
     create, to_kill = sandboxes.create, [True]

@@ -14,11 +14,12 @@ import threading
 
 from rollart.ports.sandbox import Sandboxes
 from rollart.tasks.sandboxes import shared_sandboxes
-from rollart.types.errors import SandboxFault, SandboxUnavailable
+from rollart.types.errors import RequestError, SandboxFault, SandboxUnavailable
 from rollart.types.failures import FailureKind
 from rollart.types.sandboxes import ExecResult, Limits, SandboxSpec
 
-AT_ONCE = 2 * len(os.sched_getaffinity(0))
+_CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+AT_ONCE = 2 * _CPUS
 """Programs that run at the same time in this process; more would only be slower."""
 WAIT_S = 100.0
 """Limit of the wait for a place, and of that for a sandbox."""
@@ -53,7 +54,7 @@ class PythonTool:
     def __init__(self, factory: str, limits: Limits, most_chars: int) -> None:
         """`factory`: of the source of sandboxes. `most_chars`: of what was printed, and of an error, are shown.
 
-        Raises `SandboxUnavailable` if this machine has no sandboxes, or no Python in them.
+        Raises `RequestError` if this machine has no sandboxes, or no Python in them that starts within the limits.
         """
         self._sandboxes = shared_sandboxes(factory)
         self._spec = SandboxSpec(limits=limits)
@@ -77,8 +78,10 @@ class PythonTool:
                 result = _in_fresh_sandbox(self._sandboxes, self._spec, "6*7")
                 if result.exit_code == 127:
                     raise SandboxUnavailable("python3 is missing in /usr/bin, which sandboxes share; install python3")
-                if result.stdout != b"42\n" and not result.exceeded:
-                    raise SandboxFault(f"python3 does not work in a sandbox: {shown(result, 200)}")
+                if result.memory_exceeded:
+                    raise RequestError(f"Python does not start in {self._spec.limits.memory_mb} MB; raise memory_mb")
+                if result.stdout != b"42\n":
+                    raise SandboxFault(f"Python does not work in a sandbox: {shown(result, 200)}")
                 _tried[factory, self._spec] = True
 
 
