@@ -10,6 +10,7 @@ import sys
 
 import rollart
 from rollart.app.compose import hosted
+from rollart.backends.environments.codec import ByteCodec
 from rollart.backends.environments.sources import open_source
 
 OWN = [rollart.Task("gym:FrozenLake-v1", environment_settings={"observe": "ansi"})]
@@ -21,7 +22,7 @@ ELSEWHERE = [
 
 def show(task: rollart.Task) -> None:
     """The first observation of an episode."""
-    source = open_source("shown", hosted(task), slots=1)
+    source = open_source("shown", hosted(task), slots=1, codec=ByteCodec())
     try:
         environment = source.build()
         print(f"== {task.environment}\n{environment.reset(rollart.Prompt('1', 'shown', 1)).observation}\n")

@@ -221,3 +221,14 @@ def test_adapters_work_in_this_process_too() -> None:
         assert not isinstance(cart, RemoteEnvironment)
         assert "Answer with one of: left, right." in cart.reset(prompt(1)).observation  # type: ignore[union-attr]
         assert "gymnasium" in sys.modules
+
+
+@pytest.mark.parametrize("venv", ["", pytest.param("fields", marks=pytest.mark.long)])
+def test_the_example(venv: str, tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "library_environments.py"
+    command = [sys.executable, str(example), *([str(field_python(venv))] if venv else [])]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+    names = ["gym:FrozenLake-v1", *(["reasoning_gym:letter_counting", "textarena:TicTacToe-v0"] if venv else [])]
+    assert [line for line in done.stdout.splitlines() if line.startswith("== ")] == [f"== {name}" for name in names]
+    assert "\ntrained: runs/" in done.stdout
