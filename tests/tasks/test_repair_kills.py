@@ -26,7 +26,7 @@ from rollart.backends.environments.codec import END_OF_TURN, ByteCodec
 from rollart.backends.environments.host import EnvironmentHost
 from rollart.backends.sandboxes.bubblewrap import BubblewrapSandbox, BubblewrapSandboxes
 from rollart.tasks.repair.players import nothing, oracle
-from rollart.tasks.sandboxes import shared_sandboxes
+from rollart.tasks.sandboxes import Lease, shared_sandboxes
 from rollart.tasks.scripts import Script
 from rollart.types.errors import SandboxFault
 from rollart.types.ids import PromptId, TrajectoryId
@@ -184,6 +184,7 @@ def folder() -> Iterator[Path]:
 
 
 def check(count: int, factory: str, folder: Path) -> str:
+    lease = Lease(factory)  # so that the source outlives the worker, and can be looked at
     tally = play(count, factory)
     source = shared_sandboxes(factory)
     assert isinstance(source, KilledSandboxes)
@@ -201,7 +202,7 @@ def check(count: int, factory: str, folder: Path) -> str:
     until(lambda: len({Path(path).name for path in groups(names)}) <= 2, "and so are their cgroups")
     until(lambda: all(keeper_is_gone(each.keeper) for each in source.made), "and their processes")
     assert mounts() == []
-    source.close()
+    lease.close()
     assert processes(folder) == []
     assert list(folder.iterdir()) == []
     assert groups(names) == []
