@@ -2,11 +2,15 @@
 
 import json
 import threading
+from pathlib import Path
 
 import pytest
+from template_parts import template_folder
 from worker_settings import worker_settings
 
 from rollart.backends.environments.codec import ByteCodec
+from rollart.backends.environments.dialogue import open_dialogue
+from rollart.backends.environments.hf_codec import HfCodec
 from rollart.backends.environments.host import EnvironmentHost
 from rollart.backends.environments.sources import open_source
 from rollart.backends.environments.tool_dialect import MOST_CALLS
@@ -63,6 +67,18 @@ class Safe:
 
     def close(self) -> None:
         self.closed = True
+
+
+def test_a_chat_template_describes_the_tools(tmp_path: Path) -> None:
+    codec = HfCodec(template_folder(tmp_path, "qwen2_5"))
+    environment = open_source("safe", TaskSettings(environment=FACTORY), 1, codec).build()
+    assert isinstance(environment, ToolCalling)
+    first = environment.reset(PROMPT)
+    assert first.observation == [{"role": "user", "content": "A safe, number 1."}]
+    tokens = open_dialogue(codec, first.tools).observe(first.observation).tokens
+    assert '"name": "dial"' in codec.text(tokens)
+    step = environment.step(HERMES.format("dial", '{"number": 4}'))
+    assert [(message["role"], message["content"]) for message in step.observation] == [("tool", "4")]
 
 
 def episode(**settings: object) -> ToolCalling:

@@ -155,7 +155,7 @@ def test_the_tinkerer_undoes_a_mutation() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("level", "expected"), [(2, 0.0), (3, 0.0)])
+@pytest.mark.parametrize(("level", "expected"), [(2, 0.625), (3, 0.0)])
 def test_the_tinkerer_has_its_known_score(level: int, expected: float) -> None:
     earned = score(tinkerer, level, range(FIRST_HELD_OUT, FIRST_HELD_OUT + 40))
     assert sum(earned) / len(earned) == pytest.approx(expected)

@@ -26,7 +26,7 @@ from rollart.tasks.repair.bugs import LEVELS, Bug, drawn, module
 from rollart.tasks.repair.grading import Verdict, check_python, grade
 from rollart.tasks.repair.harbor import check_text
 from rollart.tasks.repair.workplace import CHECK, Handed, Workplace, spec_of
-from rollart.tasks.sandboxes import BUBBLEWRAP, shared_sandboxes
+from rollart.tasks.sandboxes import BUBBLEWRAP, Lease, shared_sandboxes
 from rollart.types.errors import EnvironmentFault, RequestError
 from rollart.types.sandboxes import HOST_BASE, SandboxSpec
 from rollart.types.trajectory import Prompt
@@ -67,6 +67,11 @@ class EditRepair:
         self._bug: Bug | None = None
         self._place: Workplace | None = None
         self._open: list[Sandbox] = []
+
+    @staticmethod
+    def open_shared(*, sandboxes: str = BUBBLEWRAP, **settings: Any) -> Lease:  # noqa: ARG004 - of the environments
+        """The source of sandboxes, while a worker has environments."""
+        return Lease(sandboxes)
 
     @property
     def tools(self) -> Sequence[Callable[..., Any]]:
