@@ -27,7 +27,8 @@ def test_a_root_has_its_packages_and_belongs_to_the_sandbox(folder: Path) -> Non
     assert [path.name for path in folder.iterdir()] == ["root"]
     script = (
         "set -e; id -u; python3 -c 'import json, ssl, sqlite3'; git --version | cut -c1-3; "
-        "echo a b | awk '{print $2}'; touch /usr/bin/own; grep -c '^Package' /var/lib/dpkg/status; getent passwd agent | cut -d: -f3"
+        "echo a b | awk '{print $2}'; touch /usr/bin/own; "
+        "grep -c '^Package' /var/lib/dpkg/status; getent passwd agent | cut -d: -f3"
     )
     with sandbox_parts.own_sandboxes(folder / "sandboxes") as sandboxes:
         for root, user in ((True, "0"), (False, "1000")):
