@@ -284,6 +284,20 @@ def test_undeclared_tasks_may_be_graded_separately(tmp_path: Path) -> None:
             assert harbor.finish("").reward == reward
 
 
+def test_the_whole_machine_cannot_be_carried_over(tmp_path: Path) -> None:
+    folder = variant(tmp_path, **{"environment/Dockerfile": harbor_folders.FROM})
+    with pytest.raises(RequestError, match="its working directory is /"):
+        Playing(folder, environment_mode="separate")
+
+
+def test_artifacts_may_be_large_files(tmp_path: Path) -> None:
+    toml = f'artifacts = ["/app/large"]\n[verifier]\nenvironment_mode = "separate"\n{harbor_folders.OFFLINE}'
+    harbor = graded_by(tmp_path, "stat -c %s /app/large > /logs/verifier/reward.txt", toml)
+    harbor.bash("head -c 20M /dev/zero > large")
+    assert harbor.finish("").reward == 20 * 2**20
+    harbor.close()
+
+
 def test_a_killed_sandbox_is_a_failure_and_is_replaced(ten: Path) -> None:
     playing = Playing(ten)
     assert playing.harbor._sandbox is not None

@@ -109,6 +109,11 @@ class Harbor:
         place = task.agent
         self._built = self._open.enter_context(builds.lease(place.image, place.table.build_timeout_sec))
         spec = spec_of(place, self._built, task.config.agent.user)
+        if task.with_workdir and spec.workdir == "/":
+            raise RequestError(
+                f"Harbor task {task.name}: its working directory is /, which cannot be graded separately; declare "
+                "environment_mode and artifacts in its task.toml"
+            )
         self._sandbox = builds.sandboxes.create(spec, snapshot=self._built.snapshot)
         self._open.callback(self._sandbox.close)
         system: list[Message] = [{"role": "system", "content": self._system}] if self._system else []
