@@ -305,3 +305,14 @@ def test_snapshots_have_a_quota(folder: Path) -> None:
         small.forget(first)
         sandbox.reset(sandbox.snapshot())
         assert len(sandbox.read_file("two")) == 2 * 2**20
+
+
+def test_a_killed_sandbox_is_never_the_result_of_its_command(folder: Path) -> None:
+    """The kernel kills commands first, and the keeper is seen to have ended only after that."""
+    with own_sandboxes(folder) as sandboxes:
+        for _ in range(25):
+            sandbox = sandboxes.create(SPEC)
+            kill(sandbox)
+            with pytest.raises(SandboxLost):
+                sandbox.exec(["sleep", "1000"])
+            sandbox.close()

@@ -227,3 +227,22 @@ def test_one_who_gives_up_does_not_take_the_turn_of_another(
         thread.join(WAIT_S)
     assert len(set(results)) == 2
     assert all(isinstance(each, int) for each in results)
+
+
+def test_nothing_is_kept_warm_of_what_is_needed_once() -> None:
+    made: list[str] = []
+
+    def make(key: str) -> str:
+        made.append(key)
+        return key
+
+    pool = WarmPool[str, str](make, lambda _: None, lambda _: True, warm=2, makers=1, name="once")
+    assert pool.take("state", 60.0, warm=False) == "state"
+    assert pool.take("spec", 60.0) == "spec"
+    while pool.ready("spec") < 2:
+        assert pool.take("other", 60.0, warm=False) == "other"  # gives the maker time, however slow it is
+    assert made.count("state") == 1
+    pool.drop(lambda key: key == "spec")
+    assert pool.take("other", 60.0, warm=False) == "other"
+    assert pool.ready("spec") == 0
+    pool.close()

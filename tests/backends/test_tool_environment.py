@@ -179,3 +179,26 @@ def test_in_a_host_a_failure_of_a_tool_is_one_of_the_environment() -> None:
     assert isinstance(failed, EnvironmentFailed)
     assert failed.reason == "EnvironmentFault: the safe burnt down"
     assert not failed.permanent
+
+
+class Played(Safe):
+    """Knows players for `rollart env check`."""
+
+    def random_call(self, seed: int) -> tuple[str, dict[str, int]] | None:
+        return ("dial", {"number": seed}) if seed else None
+
+    def scripted_action(self) -> str:
+        return "open"
+
+
+@pytest.mark.parametrize("format", ["hermes", "llama", "plain"])
+def test_players_write_calls_as_the_model_does(format: str) -> None:
+    settings = TaskSettings(environment=FACTORY, tool_format=format)
+    episode = ToolCalling(Played(), settings, ByteCodec())
+    episode.reset(PROMPT)
+    (call,) = episode.step(str(episode.random_action(4))).calls
+    assert (call.name, call.arguments, call.error) == ("dial", {"number": 4}, "")
+    assert not ToolCalling(Played(), settings, ByteCodec())._dialect.calls(str(episode.random_action(0)), [])
+    assert episode.scripted_action() == "open"
+    other = ToolCalling(Safe(), settings, ByteCodec())
+    assert (other.random_action(4), other.scripted_action()) == (None, None)

@@ -103,7 +103,7 @@ def test_what_commands_ran_into_is_said(tmp_path: Path) -> None:
         assert harbor.bash("echo out; echo error >&2; exit 3") == "out\nerror\n[exit code 3]"
         assert harbor.bash("true") == "[no output]"
         assert harbor.bash("kill -9 $$") == "[ended by signal 9]"
-        assert "over the limit of memory" in harbor.bash("tail -c 1G /dev/zero")
+        assert "over the limit of memory" in harbor.bash("x=$(yes | head -c 400M)")
         assert "the disk is full" in harbor.bash("cat /dev/zero > zeros")
         with pytest.raises(ToolError, match="at most 160 KB fit"):
             harbor.bash("x" * 200_000)
@@ -284,6 +284,20 @@ def test_undeclared_tasks_may_be_graded_separately(tmp_path: Path) -> None:
             assert harbor.finish("").reward == reward
 
 
+def test_the_whole_machine_cannot_be_carried_over(tmp_path: Path) -> None:
+    folder = variant(tmp_path, **{"environment/Dockerfile": harbor_folders.FROM})
+    with pytest.raises(RequestError, match="its working directory is /"):
+        Playing(folder, environment_mode="separate")
+
+
+def test_artifacts_may_be_large_files(tmp_path: Path) -> None:
+    toml = f'artifacts = ["/app/large"]\n[verifier]\nenvironment_mode = "separate"\n{harbor_folders.OFFLINE}'
+    harbor = graded_by(tmp_path, "stat -c %s /app/large > /logs/verifier/reward.txt", toml)
+    harbor.bash("head -c 20M /dev/zero > large")
+    assert harbor.finish("").reward == 20 * 2**20
+    harbor.close()
+
+
 def test_a_killed_sandbox_is_a_failure_and_is_replaced(ten: Path) -> None:
     playing = Playing(ten)
     assert playing.harbor._sandbox is not None
@@ -309,10 +323,17 @@ def test_files_that_changed_are_not_played(tmp_path: Path) -> None:
         harbor.finish("")
 
 
-def test_nothing_is_left(ten: Path, source: BubblewrapSandboxes) -> None:
-    with Playing(ten) as harbor:
+def test_nothing_is_left(ten: Path) -> None:
+    tasks_of.cache_clear()
+    with sandbox_parts.public_folder() as folder, sandbox_parts.own_sandboxes(folder) as made:
+        shared._sources["harbor-left"] = made
+        lease = Harbor.open_shared(id=str(ten), sandboxes="harbor-left")
+        harbor = Harbor(str(ten), sandboxes="harbor-left")
+        harbor.reset(prompt_of(ten, "hello"))
         harbor.bash("sleep 1000 &")
         assert isinstance(harbor.finish(""), TextStep)
-    Harbor.close_shared(sandboxes=SOURCE)
-    assert source._snapshots is not None
-    assert [path.name for path in source._snapshots.folder.iterdir()] == ["lock"]
+        harbor.close()
+        assert any(folder.rglob("*"))
+        lease.close()
+        assert "harbor-left" not in shared._sources
+        assert not [path for path in folder.rglob("*") if path.is_file() and path.name != "lock"]

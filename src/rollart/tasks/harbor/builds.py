@@ -108,11 +108,6 @@ class Builds:
                 if not self._forget_one():
                     raise
 
-    def forget_unused(self) -> None:
-        """Forget all builds that are not leased."""
-        while self._forget_one():
-            pass
-
     def _forget_one(self) -> bool:
         with self._lock:
             for digest, entry in self._entries.items():
@@ -270,16 +265,10 @@ _shared: dict[str, Builds] = {}
 
 
 def shared_builds(factory: str) -> Builds:
-    """The builds of this process in the sandboxes that `factory` makes."""
-    with _lock:
-        if factory not in _shared:
-            _shared[factory] = Builds(shared_sandboxes(factory))
-        return _shared[factory]
-
-
-def close_builds(factory: str) -> None:
-    """Forget the builds of this process that no episode uses."""
+    """The builds of this process in the sandboxes that `factory` makes; they end with their source."""
+    source = shared_sandboxes(factory)
     with _lock:
         builds = _shared.get(factory)
-    if builds is not None:
-        builds.forget_unused()
+        if builds is None or builds.sandboxes is not source:
+            builds = _shared[factory] = Builds(source)
+        return builds

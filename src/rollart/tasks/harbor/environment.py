@@ -15,10 +15,10 @@ from typing import Any
 from rollart.ports.environment import TextStep, ToolError
 from rollart.ports.sandbox import Sandbox
 from rollart.tasks.harbor import folders
-from rollart.tasks.harbor.builds import Built, close_builds, shared_builds
+from rollart.tasks.harbor.builds import Built, shared_builds
 from rollart.tasks.harbor.folders import SEPARATE, SHARED, HarborTask
 from rollart.tasks.harbor.grading import grade, spec_of
-from rollart.tasks.sandboxes import BUBBLEWRAP
+from rollart.tasks.sandboxes import BUBBLEWRAP, Lease
 from rollart.types.chat import Message
 from rollart.types.errors import EnvironmentFault, RequestError
 from rollart.types.sandboxes import ExecResult
@@ -91,6 +91,11 @@ class Harbor:
         self._command_s = command_s
         self._used_s = 0.0
 
+    @staticmethod
+    def open_shared(*, sandboxes: str = BUBBLEWRAP, **settings: Any) -> Lease:  # noqa: ARG004 - of the environments
+        """The source of sandboxes, with all builds, while a worker has environments."""
+        return Lease(sandboxes)
+
     @property
     def tools(self) -> Sequence[Callable[..., Any]]:
         return (self.bash,)
@@ -109,6 +114,11 @@ class Harbor:
         place = task.agent
         self._built = self._open.enter_context(builds.lease(place.image, place.table.build_timeout_sec))
         spec = spec_of(place, self._built, task.config.agent.user)
+        if task.with_workdir and spec.workdir == "/":
+            raise RequestError(
+                f"Harbor task {task.name}: its working directory is /, which cannot be graded separately; declare "
+                "environment_mode and artifacts in its task.toml"
+            )
         self._sandbox = builds.sandboxes.create(spec, snapshot=self._built.snapshot)
         self._open.callback(self._sandbox.close)
         system: list[Message] = [{"role": "system", "content": self._system}] if self._system else []
@@ -143,11 +153,6 @@ class Harbor:
         opened, self._open = self._open, ExitStack()
         self._sandbox = self._built = self._task = None
         opened.close()
-
-    @staticmethod
-    def close_shared(sandboxes: str = BUBBLEWRAP, **_: Any) -> None:
-        """The worker ends: free the disk that builds use."""
-        close_builds(sandboxes)
 
     # --- for `rollart env check`
 

@@ -109,7 +109,7 @@ def _collect(task: HarborTask, agent: Sandbox, built: Built, kept: Path) -> list
             if agent.exec(["/usr/bin/test", "-d", path]).ok:
                 agent.download(path, copy, max_bytes=MAX_DOWNLOAD_BYTES, max_files=MAX_DOWNLOAD_FILES)
             elif agent.exec(["/usr/bin/test", "-f", path]).ok:
-                copy.write_bytes(agent.read_file(path))
+                copy.write_bytes(agent.read_file(path, max_bytes=MAX_DOWNLOAD_BYTES))
                 copy.chmod(0o755 if agent.exec(["/usr/bin/test", "-x", path]).ok else 0o644)
             else:
                 continue

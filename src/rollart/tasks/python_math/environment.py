@@ -14,11 +14,12 @@ No sandbox is held between programs, and a reset needs none (`tool`). Programs s
 import re
 from collections.abc import Callable
 from decimal import Decimal
+from typing import Any
 
 from rollart.ports.environment import TextStep
 from rollart.tasks.python_math.problems import BOXES, LEVELS, THINGS, draw_problem, solved
 from rollart.tasks.python_math.tool import NOTHING, OVER, PythonTool
-from rollart.tasks.sandboxes import BUBBLEWRAP
+from rollart.tasks.sandboxes import BUBBLEWRAP, Lease
 from rollart.tasks.split import draw
 from rollart.types.errors import EnvironmentFault, RequestError
 from rollart.types.sandboxes import Limits
@@ -32,9 +33,9 @@ TEXTS = (
     *(kind.text.format(*(0,) * 9, thing="", box="") for kind in LEVELS[1].kinds),
     *(f"{word} {word}" for word in (*THINGS, *BOXES)),
 )
-"""Of level 1; those of other levels are for real models, which have words of their own."""
+"""Texts of level 1; those of other levels are for real models, which have words of their own."""
 SMALL_CHARS, MOST_CHARS = 40, 1000
-"""What is shown of an output, on level 1 and on others."""
+"""Limit of the output that is shown, on level 1 and on others."""
 
 _NUMBER = r"-?\d[\d,]{0,60}(?:\.\d{1,20})?"
 _ACTION = re.compile(
@@ -68,6 +69,11 @@ class PythonMath:
             SMALL_CHARS if level == 1 else MOST_CHARS,
         )
         self._result: Decimal | None = None
+
+    @staticmethod
+    def open_shared(*, sandboxes: str = BUBBLEWRAP, **settings: Any) -> Lease:  # noqa: ARG004 - of the environments
+        """The source of sandboxes, while a worker has environments."""
+        return Lease(sandboxes)
 
     def reset(self, prompt: Prompt) -> TextStep:
         text = prompt.data.get("problem") or draw(prompt, lambda seed: draw_problem(self._level, seed))

@@ -14,6 +14,8 @@ from rollart.backends.sandboxes.launcher.syscalls import mount
 
 MS_BIND = 0x1000
 START_S = 30.0
+FLAGS, PF_EXITING = 6, 0x4
+"""Of /proc/PID/stat, after the name of the program."""
 READY = b"ready\n"
 # Waits for a line first: if the supervisor died before bubblewrap asked to die with it, the wait ends. Ignoring SIGCHLD
 # makes the kernel reap what is orphaned inside.
@@ -59,6 +61,15 @@ class Keeper:
         self.child = child
         self.exited = os.pidfd_open(bwrap.pid)
         """Readable when bubblewrap, and with it the keeper, has ended."""
+
+    @property
+    def dying(self) -> bool:
+        """Whether the keeper has begun to end: the kernel then kills all commands before anybody sees that it has."""
+        try:
+            fields = Path(f"/proc/{self.child}/stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        return fields[0] in "ZX" or bool(int(fields[FLAGS]) & PF_EXITING)
 
     def kill(self) -> None:
         """Kill it and everything in the sandbox; returns when bubblewrap has ended."""

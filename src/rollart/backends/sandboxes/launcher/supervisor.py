@@ -251,7 +251,10 @@ class Supervisor:
                 report = os.read(result, 2**16)
                 if not report:
                     raise Lost("the process that waits for its command was killed")
-                return watching.End(**json.loads(report), killed_by=killed_by)
+                end = watching.End(**json.loads(report), killed_by=killed_by)
+                if not killed_by and self._keeper.dying:
+                    raise Lost("it was killed from outside while a command ran")
+                return end
 
     def _kill_from_outside(self) -> None:
         def kill() -> None:
