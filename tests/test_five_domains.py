@@ -11,18 +11,13 @@ from rollart.config.schema import RunConfig
 from rollart.tasks.builtin import BUILT_IN
 from rollart.tasks.sandboxes import shared_sandboxes
 
+DOMAINS = {"repair": "H800", "shop": "H800", "frozenlake": "H800", "python_math": "H20", "game": "H20"}
 CONFIG = Path(__file__).parents[1] / "examples" / "five_domains.toml"
 
 
 def test_it_has_the_five_domains_with_the_papers_mapping():
     config = check(RunConfig, load_toml(CONFIG))
-    assert {name: task.hardware for name, task in config.tasks.items()} == {
-        "repair": "H800",
-        "shop": "H800",
-        "frozenlake": "H800",
-        "python_math": "H20",
-        "game": "H20",
-    }
+    assert {name: task.hardware for name, task in config.tasks.items()} == DOMAINS
     assert set(config.pools) == {"H800", "H20"}
     assert sum(config.groups_per_batch().values()) == config.groups
     for name, task in config.tasks.items():
@@ -43,10 +38,10 @@ def test_two_small_steps(tmp_path):
         "steps": 2,
         "eval_every": 0,
         "model.cold_start.steps": 3,
-        "model.cold_start.tasks": {name: 3 for name in BUILT_IN if name != "math" and name != "sokoban"},
+        "model.cold_start.tasks": dict.fromkeys(DOMAINS, 3),
         "batch": {"trajectories": 20, "group_size": 4},
         "algorithm": {"advantage": '"gigpo"'},
-        **{f"tasks.{name}.environments": 4 for name in ("repair", "shop", "frozenlake", "python_math", "game")},
+        **{f"tasks.{name}.{key}": value for name in DOMAINS for key, value in (("environments", 4), ("share", 1))},
     }
     words = [word for key, value in small.items() for word in ("--set", f"{key}={_toml(value)}")]
     done = rollart("train", CONFIG, "--runtime", "inline", "--json", "--out", tmp_path / "run", *words, cwd=tmp_path)
