@@ -37,7 +37,7 @@ def arithmetic_alone(url: str) -> dict[str, object]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_run_with_its_reward_on_the_platform_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLATFORM_SECRET", SECRET)
     options = ["--max-replicas=2", "--idle-s=1", "--cpus=0.1"]
