@@ -1,6 +1,6 @@
 """The shop, Sokoban and repair keep the promises of the Environment port, in the host that runs them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 
 import pytest
@@ -12,7 +12,7 @@ from rollart.conformance.case import Case, NotApplicable
 from rollart.conformance.environment import CASES, EnvironmentHarness
 from rollart.tasks.repair.choose import ChooseRepair
 from rollart.tasks.repair.editing import EditRepair
-from rollart.tasks.sandboxes import shared_sandboxes
+from rollart.tasks.sandboxes import Lease, shared_sandboxes
 from rollart.tasks.shop.catalogue import LEVELS, catalogue
 from rollart.tasks.shop.environment import Shop
 from rollart.tasks.sokoban import Sokoban
@@ -80,6 +80,14 @@ def harness(environment: type) -> EnvironmentHarness:
         virtual=False,
         transcribing=build(transcripts=True),
     )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sandboxes() -> Iterator[None]:
+    """One source of sandboxes for all cases."""
+    lease = Lease()
+    yield
+    lease.close()
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS, ids=lambda each: each.__name__)

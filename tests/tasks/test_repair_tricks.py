@@ -256,7 +256,13 @@ def test_the_honest_state_passes_what_it_passes(sandbox: Sandbox) -> None:
     assert verdict.flags == ()
 
 
-@pytest.mark.parametrize("name", TRICKS)
+BUSY = ("all the processes", "a flood of output", "an endless loop without signals")
+"""Tricks that use up seconds of processor time."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in BUSY else name for name in TRICKS]
+)
 def test_a_trick_gains_nothing(name: str, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     trick = TRICKS[name]
     if name == "all the processes":  # each has its own limit of processor time
