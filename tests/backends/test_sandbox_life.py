@@ -6,12 +6,22 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sandbox_parts import kill, own_sandboxes, public_folder
+from sandbox_parts import (
+    groups,
+    keeper_is_gone,
+    kill,
+    launchers,
+    mounts,
+    own_sandboxes,
+    processes,
+    public_folder,
+    sandbox_folders,
+    until,
+)
 
 from rollart.backends.sandboxes import bubblewrap
 from rollart.backends.sandboxes.bubblewrap import BubblewrapSandbox, BubblewrapSandboxes
@@ -19,7 +29,6 @@ from rollart.types.errors import SandboxFault, SandboxLost, SandboxUnavailable
 from rollart.types.failures import FailureKind
 from rollart.types.sandboxes import Limits, SandboxSpec
 
-DEADLINE_S = 90.0
 SPEC = SandboxSpec(limits=Limits(memory_mb=64, disk_mb=8, files=200, processes=16))
 
 
@@ -27,56 +36,6 @@ SPEC = SandboxSpec(limits=Limits(memory_mb=64, disk_mb=8, files=200, processes=1
 def folder() -> Iterator[Path]:
     with public_folder() as made:
         yield made
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not in {DEADLINE_S:g} s: {what}"
-        time.sleep(0.02)
-
-
-def processes(folder: Path) -> list[int]:
-    """Launchers of a folder, what bubblewrap started there, and all their descendants."""
-    table: dict[int, tuple[int, bytes]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                table[int(entry.name)] = (int(fields[1]), (entry / "cmdline").read_bytes())
-            except OSError:
-                continue
-    found = {pid for pid, (_, line) in table.items() if str(folder).encode() in line and b"launcher.main" in line}
-    found |= {pid for pid, (_, line) in table.items() if str(folder).encode() in line and b"bwrap" in line}
-    for _ in range(len(table)):
-        more = {pid for pid, (parent, _) in table.items() if parent in found} - found
-        if not more:
-            break
-        found |= more
-    return sorted(found)
-
-
-def keeper_is_gone(process: int) -> bool:
-    try:
-        return b"sleep" not in Path(f"/proc/{process}/cmdline").read_bytes()
-    except OSError:
-        return True
-
-
-def groups(names: list[str]) -> list[str]:
-    return [str(path) for path in Path("/sys/fs/cgroup").glob("**/launcher-*") if path.name.partition(".")[0] in names]
-
-
-def launchers(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir() if path.name.startswith("launcher-")]
-
-
-def sandbox_folders(folder: Path) -> list[str]:
-    return [path.name for launcher in launchers(folder) for path in (folder / launcher).iterdir() if "." in path.name]
-
-
-def mounts() -> list[str]:
-    return [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if "/launcher-" in line]
 
 
 def test_closing_leaves_nothing(folder: Path) -> None:
@@ -331,7 +290,7 @@ def test_a_folder_that_the_user_of_sandboxes_cannot_reach_is_refused(folder: Pat
 
 def test_a_closed_source_creates_nothing(folder: Path) -> None:
     with own_sandboxes(folder) as sandboxes:
-        pass
+        sandboxes.close()
     with pytest.raises(SandboxFault, match="closed"):
         sandboxes.create(SPEC)
 

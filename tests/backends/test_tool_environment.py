@@ -2,11 +2,15 @@
 
 import json
 import threading
+from pathlib import Path
 
 import pytest
+from template_parts import template_folder
 from worker_settings import worker_settings
 
 from rollart.backends.environments.codec import ByteCodec
+from rollart.backends.environments.dialogue import open_dialogue
+from rollart.backends.environments.hf_codec import HfCodec
 from rollart.backends.environments.host import EnvironmentHost
 from rollart.backends.environments.sources import open_source
 from rollart.backends.environments.tool_dialect import MOST_CALLS
@@ -63,6 +67,18 @@ class Safe:
 
     def close(self) -> None:
         self.closed = True
+
+
+def test_a_chat_template_describes_the_tools(tmp_path: Path) -> None:
+    codec = HfCodec(template_folder(tmp_path, "qwen2_5"))
+    environment = open_source("safe", TaskSettings(environment=FACTORY), 1, codec).build()
+    assert isinstance(environment, ToolCalling)
+    first = environment.reset(PROMPT)
+    assert first.observation == [{"role": "user", "content": "A safe, number 1."}]
+    tokens = open_dialogue(codec, first.tools).observe(first.observation).tokens
+    assert '"name": "dial"' in codec.text(tokens)
+    step = environment.step(HERMES.format("dial", '{"number": 4}'))
+    assert [(message["role"], message["content"]) for message in step.observation] == [("tool", "4")]
 
 
 def episode(**settings: object) -> ToolCalling:
@@ -168,17 +184,11 @@ def test_in_a_host_a_failure_of_a_tool_is_one_of_the_environment() -> None:
 class Played(Safe):
     """Knows players for `rollart env check`."""
 
-    shut: tuple[str, ...] = ()
-
     def random_call(self, seed: int) -> tuple[str, dict[str, int]] | None:
         return ("dial", {"number": seed}) if seed else None
 
     def scripted_action(self) -> str:
         return "open"
-
-    @classmethod
-    def close_shared(cls, kind: str = "safe") -> None:
-        cls.shut = (*cls.shut, kind)
 
 
 @pytest.mark.parametrize("format", ["hermes", "llama", "plain"])
@@ -192,9 +202,3 @@ def test_players_write_calls_as_the_model_does(format: str) -> None:
     assert episode.scripted_action() == "open"
     other = ToolCalling(Safe(), settings, ByteCodec())
     assert (other.random_action(4), other.scripted_action()) == (None, None)
-
-
-def test_what_environments_share_is_closed_with_their_worker() -> None:
-    settings = TaskSettings(environment=f"{__name__}:Played", environment_settings={"kind": "vault"})
-    open_source("t", settings, 1, ByteCodec()).close()
-    assert Played.shut == ("vault",)

@@ -4,12 +4,15 @@ from collections.abc import Callable
 from itertools import count
 
 import pytest
+from sandbox_parts import usable
 from worker_settings import worker_settings
 
 from rollart.backends.environments.host import EnvironmentHost
 from rollart.conformance.case import Case, NotApplicable
 from rollart.conformance.environment import CASES, EnvironmentHarness
 from rollart.tasks.repair.choose import ChooseRepair
+from rollart.tasks.repair.editing import EditRepair
+from rollart.tasks.sandboxes import shared_sandboxes
 from rollart.tasks.shop.catalogue import LEVELS, catalogue
 from rollart.tasks.shop.environment import Shop
 from rollart.tasks.sokoban import Sokoban
@@ -49,10 +52,15 @@ def repairing(turn: int) -> str:
     return "take B" if turn == 4 else "try A"
 
 
+def editing(turn: int) -> str:
+    return "Done." if turn == 4 else "list_files:"
+
+
 ENVIRONMENTS: dict[type, tuple[Callable[[int], Prompt], Callable[[int], str]]] = {
     Shop: (prompt, shopping),
     Sokoban: (long_puzzles, to_the_left),
     ChooseRepair: (prompt, repairing),
+    EditRepair: (prompt, editing),
 }
 
 
@@ -77,6 +85,8 @@ def harness(environment: type) -> EnvironmentHarness:
 @pytest.mark.parametrize("environment", ENVIRONMENTS, ids=lambda each: each.__name__)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_conforms(case: Case[EnvironmentHarness, None], environment: type) -> None:
+    if environment is EditRepair:
+        usable(shared_sandboxes())
     try:
         case.run(harness(environment))
     except NotApplicable as reason:

@@ -34,7 +34,7 @@ def source() -> Iterator[BubblewrapSandboxes]:
     with sandbox_parts.public_folder() as folder, sandbox_parts.own_sandboxes(folder) as made:
         shared._sources[SOURCE] = made
         yield made
-        del shared._sources[SOURCE]
+        shared._sources.pop(SOURCE, None)
         builds_module._shared.pop(SOURCE, None)
 
 
@@ -326,9 +326,19 @@ def test_files_that_changed_are_not_played(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left(ten: Path, source: BubblewrapSandboxes) -> None:
+    """With the last worker the builds go, and the source; the next worker has others."""
+    worker, other = Harbor.open_shared(sandboxes=SOURCE), Harbor.open_shared(sandboxes=SOURCE)
     with Playing(ten) as harbor:
         harbor.bash("sleep 1000 &")
         assert isinstance(harbor.finish(""), TextStep)
-    Harbor.close_shared(sandboxes=SOURCE)
+    before = shared_builds(SOURCE)
+    worker.close()
     assert source._snapshots is not None
     assert [path.name for path in source._snapshots.folder.iterdir()] == ["lock"]
+    with Playing(ten) as harbor:
+        assert harbor.finish("").reward == 0.0
+    other.close()
+    assert not source._snapshots.folder.exists()
+    with sandbox_parts.public_folder() as folder, sandbox_parts.own_sandboxes(folder) as fresh:
+        shared._sources[SOURCE] = fresh
+        assert shared_builds(SOURCE) is not before

@@ -10,8 +10,8 @@ from collections import Counter
 import pytest
 
 from rollart.tasks.repair import generate
-from rollart.tasks.repair.bugs import HELD_OUT, TRAINING, bugs, module, record_of
-from rollart.tasks.repair.choose import LETTERS, PASSES, RULES, ChooseRepair, drawn, shown
+from rollart.tasks.repair.bugs import HELD_OUT, TRAINING, bugs, drawn, module, record_of
+from rollart.tasks.repair.choose import LETTERS, PASSES, RULES, ChooseRepair, shown
 from rollart.tasks.repair.edits import GRADES, Edit, Kind, mutations
 from rollart.tasks.repair.runner import TIMEOUT
 from rollart.tasks.repair.verify import failed, results, verified_bugs

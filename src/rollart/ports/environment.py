@@ -75,6 +75,23 @@ class MixedTextEnvironment(Protocol):
     def close(self) -> Awaitable[None] | None: ...
 
 
+@runtime_checkable
+class SharingFactory(Protocol):
+    """A factory of environments whose episodes share something in their worker, such as a source of sandboxes."""
+
+    def open_shared(self, **settings: Any) -> Shared:
+        """Called when a worker starts, with the settings of the environments."""
+        ...
+
+
+class Shared(Protocol):
+    """What the environments of a worker share."""
+
+    def close(self) -> None:
+        """Called when the worker is over, after all its environments were closed, or left behind because they hang."""
+        ...
+
+
 class ToolError(Exception):
     """Why a tool call has no result, for the agent."""
 

@@ -9,7 +9,7 @@ from rollart.backends.environments.interpreter import Interpreter, Work
 from rollart.backends.environments.shipping import LIBRARIES
 from rollart.backends.environments.tool_environment import ToolCalling
 from rollart.config.tasks import TaskSettings
-from rollart.ports.environment import AnyTextEnvironment, ToolEnvironment
+from rollart.ports.environment import AnyTextEnvironment, Shared, SharingFactory, ToolEnvironment
 from rollart.ports.factory import load
 
 
@@ -30,6 +30,10 @@ class InProcess:
         self._factory = load(settings.environment)
         self._settings = settings
         self._codec = codec
+        factory: object = self._factory
+        self._shared: Shared | None = None
+        if isinstance(factory, SharingFactory):
+            self._shared = factory.open_shared(**settings.environment_settings)
 
     def build(self) -> AnyTextEnvironment:
         built = self._factory(**self._settings.environment_settings)
@@ -40,10 +44,8 @@ class InProcess:
         return environment
 
     def close(self) -> None:
-        """A factory that shares something between its environments has a `close_shared`, which takes its settings."""
-        close_shared = getattr(self._factory, "close_shared", None)
-        if close_shared is not None:
-            close_shared(**self._settings.environment_settings)
+        if self._shared is not None:
+            self._shared.close()
 
 
 class Chats:

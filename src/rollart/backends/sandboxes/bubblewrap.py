@@ -99,10 +99,11 @@ class BubblewrapSandboxes:
         return self._pool.ready(self._key(spec, None))
 
     def forget(self, snapshot: str) -> None:
-        if self._snapshots is not None:
-            gone = str(self._snapshots.folder / snapshot)
+        snapshots = self._snapshots
+        if snapshots is not None:
+            gone = str(snapshots.folder / snapshot)
             self._pool.drop(lambda key: gone in key.layers[:1])
-            self._snapshots.forget(snapshot)
+            snapshots.forget(snapshot)
 
     def mechanisms(self) -> tuple[Mechanism, ...]:
         return mechanisms(self._running().about)
@@ -111,13 +112,14 @@ class BubblewrapSandboxes:
         with self._lock:
             self._closed = True
             made = list(self._made)
+            snapshots, self._snapshots = self._snapshots, None
         self._pool.close()
         for sandbox in made:
             sandbox.close()
         if self._launcher is not None:
             self._launcher.close()
-        if self._snapshots is not None:
-            self._snapshots.close()
+        if snapshots is not None:
+            snapshots.close()
 
     # --- for its sandboxes ------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from rollart.ports.sandbox import Sandbox, Sandboxes
 from rollart.tasks.harbor.dockerfile import Copy, Env, Run, Step, User, Workdir, expanded
 from rollart.tasks.harbor.folders import Image
-from rollart.tasks.sandboxes import shared_sandboxes
+from rollart.tasks.sandboxes import Lease, shared_sandboxes
 from rollart.types.errors import BuildFailed, RollartError, SandboxFault, SandboxFileError, SnapshotsFull
 from rollart.types.sandboxes import ExecResult, Limits, SandboxSpec
 
@@ -270,16 +270,24 @@ _shared: dict[str, Builds] = {}
 
 
 def shared_builds(factory: str) -> Builds:
-    """The builds of this process in the sandboxes that `factory` makes."""
+    """The builds of this process in the source of sandboxes that `factory` makes; they end with that source."""
+    source = shared_sandboxes(factory)
     with _lock:
-        if factory not in _shared:
-            _shared[factory] = Builds(shared_sandboxes(factory))
+        if factory not in _shared or _shared[factory].sandboxes is not source:
+            _shared[factory] = Builds(source)
         return _shared[factory]
 
 
-def close_builds(factory: str) -> None:
-    """Forget the builds of this process that no episode uses."""
-    with _lock:
-        builds = _shared.get(factory)
-    if builds is not None:
-        builds.forget_unused()
+class SharedBuilds:
+    """Held by a worker while it may use builds: afterwards none is left that no other worker of the process uses."""
+
+    def __init__(self, factory: str) -> None:
+        self._factory = factory
+        self._source = Lease(factory)
+
+    def close(self) -> None:
+        with _lock:
+            builds = _shared.get(self._factory)
+        if builds is not None:
+            builds.forget_unused()
+        self._source.close()

@@ -15,7 +15,7 @@ from typing import Any
 from rollart.ports.environment import TextStep, ToolError
 from rollart.ports.sandbox import Sandbox
 from rollart.tasks.harbor import folders
-from rollart.tasks.harbor.builds import Built, close_builds, shared_builds
+from rollart.tasks.harbor.builds import Built, SharedBuilds, shared_builds
 from rollart.tasks.harbor.folders import SEPARATE, SHARED, HarborTask
 from rollart.tasks.harbor.grading import grade, spec_of
 from rollart.tasks.sandboxes import BUBBLEWRAP
@@ -91,6 +91,11 @@ class Harbor:
         self._command_s = command_s
         self._used_s = 0.0
 
+    @staticmethod
+    def open_shared(*, sandboxes: str = BUBBLEWRAP, **_: Any) -> SharedBuilds:
+        """Sandboxes and builds, while a worker has environments."""
+        return SharedBuilds(sandboxes)
+
     @property
     def tools(self) -> Sequence[Callable[..., Any]]:
         return (self.bash,)
@@ -148,11 +153,6 @@ class Harbor:
         opened, self._open = self._open, ExitStack()
         self._sandbox = self._built = self._task = None
         opened.close()
-
-    @staticmethod
-    def close_shared(sandboxes: str = BUBBLEWRAP, **_: Any) -> None:
-        """The worker ends: free the disk that builds use."""
-        close_builds(sandboxes)
 
     # --- for `rollart env check`
 

@@ -9,13 +9,16 @@ Training and held-out bugs are apart by module.
 
 import ast
 import json
+import random
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib import resources
 from typing import Any, NamedTuple
 
 from rollart.config.load import load_toml
+from rollart.tasks import split
 from rollart.tasks.repair.edits import GRADES, Edit, Kind
+from rollart.types.trajectory import Prompt
 
 TRAINING = (
     "brackets", "cipher", "dates", "graphs", "grid", "intervals", "matrices", "polynomials", "primes", "rpn",
@@ -23,6 +26,8 @@ TRAINING = (
 )  # fmt: skip
 HELD_OUT = ("money", "roman", "scores", "versions", "wrapping")
 VERIFIED = "verified.json"
+LEVELS = {2: (1, 2), 3: (3,)}
+"""Grades of the bugs of the levels with free editing. Level 1, choosing, has all."""
 
 
 class Case(NamedTuple):
@@ -102,6 +107,18 @@ def read_case(line: str) -> Case:
 def bugs(name: str) -> tuple[Bug, ...]:
     """Verified bugs of a module."""
     return _verified()[name]
+
+
+def drawn(prompt: Prompt, level: int = 1) -> Bug:
+    """The bug of a prompt: of a module on its side, and of the level's grades."""
+    side = prompt.data.get(split.HELD_OUT)
+    names = (*TRAINING, *HELD_OUT) if side is None else HELD_OUT if side else TRAINING
+    if level == 1:
+        chance = random.Random(f"repair/{prompt.seed}")
+        return chance.choice(bugs(chance.choice(names)))
+    chance = random.Random(f"repair/{level}/{prompt.seed}")
+    fitting = [found for name in names if (found := [bug for bug in bugs(name) if bug.grade in LEVELS[level]])]
+    return chance.choice(chance.choice(fitting))
 
 
 @lru_cache

@@ -10,7 +10,7 @@
 
 `try` runs the tests that the agent may see; `take` ends the episode, with a reward of 1 if all tests pass, hidden ones
 included, and else 0. Anything else wastes a turn. Level 1 suits models of 1–3 M parameters: they can learn to try
-before they take, without reading code. Levels 2 and 3, where files are edited freely, are Harbor tasks (`harbor`).
+before they take, without reading code. At levels 2 and 3 files are edited freely (`editing`).
 """
 
 import random
@@ -18,8 +18,7 @@ import re
 from collections.abc import Sequence
 
 from rollart.ports.environment import TextStep
-from rollart.tasks import split
-from rollart.tasks.repair.bugs import HELD_OUT, TRAINING, Bug, Candidate, bugs, module
+from rollart.tasks.repair.bugs import HELD_OUT, TRAINING, Bug, Candidate, drawn, module
 from rollart.tasks.repair.edits import Edit
 from rollart.types.errors import EnvironmentFault
 from rollart.types.trajectory import Prompt
@@ -73,14 +72,6 @@ class ChooseRepair:
     def _state(self) -> str:
         """What was tried: all attempts at a prompt share one bug and the order of its candidates."""
         return f"tried {self._tried}"
-
-
-def drawn(prompt: Prompt) -> Bug:
-    """The bug of a prompt: of a module on its side."""
-    side = prompt.data.get(split.HELD_OUT)
-    names = (*TRAINING, *HELD_OUT) if side is None else HELD_OUT if side else TRAINING
-    chance = random.Random(f"repair/{prompt.seed}")
-    return chance.choice(bugs(chance.choice(names)))
 
 
 def shown(edit: Edit) -> str:

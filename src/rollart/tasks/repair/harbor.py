@@ -1,4 +1,4 @@
-"""Repair, levels 2 and 3: Harbor task folders, one per bug.
+"""Repair, levels 2 and 3, for other programs: Harbor task folders, one per bug.
 
     repair-money-07/
       task.toml  instruction.md
@@ -7,7 +7,7 @@
       tests/test.sh  runner.py  cases.json           all tests
 
 `tests/test.sh` writes 1 or 0 to `/logs/verifier/reward.txt`. It runs the code under test in its own process, as most
-Harbor tasks do: enough for honest agents. Trainings against tricks need a grader that supervises from outside.
+Harbor tasks do: enough for honest agents. `editing` plays the same bugs with a grader outside of that process.
 """
 
 import json
@@ -16,11 +16,8 @@ import shlex
 from pathlib import Path
 
 from rollart.tasks.repair import runner
-from rollart.tasks.repair.bugs import HELD_OUT, TRAINING, Bug, Case, Module, bugs, module
+from rollart.tasks.repair.bugs import HELD_OUT, LEVELS, TRAINING, Bug, bugs, module
 from rollart.types.errors import RequestError
-
-LEVELS = {2: (1, 2), 3: (3,)}
-"""Grades of the bugs of each level."""
 
 TASK = """\
 schema_version = "1.1"
@@ -76,10 +73,10 @@ def main():
         try:
             gave, raised = eval(expression, vars(candidate)), ""
         except Exception as problem:
-            gave, raised = type(problem).__name__, type(problem).__name__
+            gave, raised = None, type(problem).__name__
         if raised != error or (not error and gave != eval(expected)):
             failed += 1
-            print(f"{{expression}} gives {{gave!r}}, not {{expected or error}}")
+            print(f"{{expression}} gives {{raised or repr(gave)}}, not {{expected or error}}")
     print(f"{{len(CASES) - failed}} of {{len(CASES)}} tests pass")
 
 
@@ -147,7 +144,7 @@ def _write(folder: Path, bug: Bug) -> Path:
         "instruction.md": INSTRUCTION.format(file=file, told=bug.told),
         "environment/Dockerfile": DOCKERFILE.format(file=file),
         f"environment/{file}": bug.edit.apply(known.source),
-        "environment/check.py": _check(known, [known.cases[number] for number in bug.visible]),
+        "environment/check.py": check_text(bug),
         "solution/solve.sh": SOLVE.format(file=shlex.quote(file), source=known.source),
         "tests/test.sh": TEST.format(file=shlex.quote(file)),
         "tests/grade.py": GRADE,
@@ -163,6 +160,8 @@ def _write(folder: Path, bug: Bug) -> Path:
     return folder
 
 
-def _check(known: Module, cases: list[Case]) -> str:
-    rows = "\n".join(f"    {tuple(case)!r}," for case in cases)
-    return CHECK.format(file=f"{known.name}.py", module=known.name, cases=rows)
+def check_text(bug: Bug) -> str:
+    """A program that runs the tests that the agent may see."""
+    cases = module(bug.module).cases
+    rows = "\n".join(f"    {tuple(cases[number])!r}," for number in bug.visible)
+    return CHECK.format(file=f"{bug.module}.py", module=bug.module, cases=rows)
