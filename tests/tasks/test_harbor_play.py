@@ -334,11 +334,12 @@ def test_nothing_is_left(ten: Path, source: BubblewrapSandboxes) -> None:
     before = shared_builds(SOURCE)
     worker.close()
     assert source._snapshots is not None
-    assert [path.name for path in source._snapshots.folder.iterdir()] == ["lock"]
+    kept = source._snapshots.folder
+    assert [path.name for path in kept.iterdir()] == ["lock"]
     with Playing(ten) as harbor:
         assert harbor.finish("").reward == 0.0
     other.close()
-    assert not source._snapshots.folder.exists()
+    assert not kept.exists()
     with sandbox_parts.public_folder() as folder, sandbox_parts.own_sandboxes(folder) as fresh:
         shared._sources[SOURCE] = fresh
         assert shared_builds(SOURCE) is not before
