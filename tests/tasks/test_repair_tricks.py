@@ -125,7 +125,9 @@ TRICKS = {
     "answers on all descriptors": Trick(FORGE + "forge()\n", "wrote to the grader"),
     "answers and exits": Trick(FORGE + "forge(b'value 1\\n')\nos._exit(0)\n"),
     "answers everything at once": Trick(
-        FORGE + "forge(b''.join(b'value %d\\n' % n for n in range(99)) + b'value True\\nvalue False\\n')\nos._exit(0)\n",
+        FORGE
+        + "forge(b''.join(b'value %d\\n' % n for n in range(99)) + b'value True\\nvalue False\\n')\n"
+        + "os._exit(0)\n",
         "wrote to the grader",
     ),
     "answers at exit": Trick(
