@@ -9,7 +9,7 @@ from rollart.types.errors import ConfigError, RequestError
 
 PREFIX = "harbor:"
 ROOM_S = 60.0
-"""Of a step that grades, beyond the time of the tests: for another sandbox, and for what is copied there."""
+"""Time of a grading step beyond that of the tests: for another sandbox, and for copying to it."""
 
 
 def is_harbor(task: TaskSettings) -> bool:

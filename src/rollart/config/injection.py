@@ -87,7 +87,7 @@ class Injection(Strict):
     """Slots whose environments hang, fail and raise; None = all. Latency applies to all slots."""
 
     def latency(self, turn: int) -> Latency | None:
-        """Of a turn; turn 0 is the reset."""
+        """Delays of a turn; turn 0 is the reset."""
         given, profile = (self.step_s if turn else self.reset_s), PROFILES.get(self.tails)
         if given is not None or profile is None:
             return given

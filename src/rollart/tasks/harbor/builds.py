@@ -4,7 +4,7 @@
                        └─ no ──► build: create, RUN, COPY, …, snapshot
 
 Invariants:
-- images with equal digests are built once at a time, whoever asks; the others wait for the builder;
+- images with equal digests are built once at a time; other callers wait for the builder;
 - a build is not forgotten while it is leased. Others are, the least recently used first, when the disk quota of
   snapshots is used up;
 - what fails because of the Dockerfile is `BuildFailed`, and not tried again; what fails outside of it is a

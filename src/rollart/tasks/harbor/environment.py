@@ -102,7 +102,7 @@ class Harbor:
 
     @property
     def _left_s(self) -> float:
-        """Of the agent's time, which is that of its commands: waiting for engines is not its fault."""
+        """Rest of the agent's time, which is that of its commands: waiting for engines does not count."""
         limit = None if self._task is None else self._task.config.agent.timeout_sec
         return float("inf") if limit is None else limit - self._used_s
 

@@ -88,7 +88,7 @@ def find(path: Path) -> dict[str, Path]:
 
 
 def digest_of(folder: Path) -> str:
-    """Of names, contents and executable bits of all files below."""
+    """Digest of names, contents and executable bits of all files below."""
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix().encode()

@@ -15,7 +15,7 @@ from rollart.backends.sandboxes.launcher.syscalls import mount
 MS_BIND = 0x1000
 START_S = 30.0
 FLAGS, PF_EXITING = 6, 0x4
-"""Of /proc/PID/stat, after the name of the program."""
+"""Position in /proc/PID/stat, after the name of the program."""
 READY = b"ready\n"
 # Waits for a line first: if the supervisor died before bubblewrap asked to die with it, the wait ends. Ignoring SIGCHLD
 # makes the kernel reap what is orphaned inside.
