@@ -273,7 +273,7 @@ def test_what_was_created_after_it_was_given_up_is_removed(folder: Path, monkeyp
         monkeypatch.setattr(bubblewrap, "CREATE_S", 45.0)
         os.kill(stuck, signal.SIGCONT)
         assert sandboxes.create(SPEC).exec(["true"]).ok
-        until(lambda: len(sandbox_folders(folder)) == 2, "those that nobody waits for are removed")
+        until(lambda: len(sandbox_folders(folder)) == 2, "those without a caller are removed")
         assert launchers(folder) == names
         assert first.exec(["true"]).ok
     assert processes(folder) == []

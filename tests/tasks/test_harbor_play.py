@@ -120,7 +120,7 @@ def test_the_agents_time_is_that_of_its_commands(tmp_path: Path) -> None:
 
 
 def test_equal_builds_are_made_once(tmp_path: Path) -> None:
-    """By one builder, whoever comes while it works."""
+    """One builder works, and all other callers wait for it."""
     dockerfile = f"{harbor_folders.FROM}\nWORKDIR /app\nRUN echo built-once > hello.txt && sleep 0.3"
     for name in ("one", "two", "three"):
         harbor_folders.write(

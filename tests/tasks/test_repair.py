@@ -174,7 +174,7 @@ def test_trying_and_taking():
         environment, bug = ChooseRepair(), drawn(prompt(seed))
         first = environment.reset(prompt(seed))
         told, *rows, rules = first.observation.splitlines()
-        assert bug.told in told
+        assert bug.symptom in told
         assert rules == RULES
         right = next(row[0] for row in rows if row[2:] == shown(bug.edit.inverse()) and row[0] in LETTERS)
         passing = [letter for letter in LETTERS if PASSES in environment.step(f"try {letter}").observation]

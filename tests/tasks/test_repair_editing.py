@@ -71,14 +71,14 @@ def test_a_level_that_does_not_exist_is_refused() -> None:
 def test_an_episode_of_reading_editing_and_testing() -> None:
     environment, bug = episode(), drawn(prompt(7), 2)
     first = readable(environment.reset(prompt(7)).observation)
-    assert f"`{bug.module}.py` has a bug: {bug.told}." in first
+    assert f"`{bug.module}.py` has a bug: {bug.symptom}." in first
     assert "edit_file" in first
     listed = readable(environment.step("list_files:").observation)
     assert [line.split()[0] for line in listed.splitlines()[1:]] == sorted(["check.py", f"{bug.module}.py"])
     source = readable(environment.step(f"read_file: {bug.module}.py").observation).partition("\n")[2]
     assert source == bug.edit.apply(module(bug.module).source)
     tested = readable(environment.step("run_tests:").observation)
-    assert tested.splitlines()[1] == bug.told
+    assert tested.splitlines()[1] == bug.symptom
     failing = len(set(bug.visible) & set(bug.failed))
     assert f"{len(bug.visible) - failing} of {len(bug.visible)} tests pass" in tested
     first_line = source.splitlines()[0]

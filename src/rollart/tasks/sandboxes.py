@@ -3,7 +3,7 @@
 A task names the factory of its source, so that the same task runs in bubblewrap, gVisor or a remote service. A shared
 source is what makes a warm pool useful: sandboxes with equal specs are interchangeable between tasks and episodes.
 
-A source lives from its first use to the close of its last `Lease`, or to the end of the process if nobody has one.
+A source lives from its first use to the close of its last `Lease`, or to the end of the process without one.
 """
 
 import atexit

@@ -30,10 +30,10 @@ class ToolDialect:
         """First messages that say what the tools are, unless the chat template does."""
         if not tools or self._by_template:
             return list(messages)
-        told = instructions(self._format, tools)
+        described = instructions(self._format, tools)
         if messages[0]["role"] == "system":
-            return [{"role": "system", "content": f"{messages[0]['content']}\n{told}"}, *messages[1:]]
-        return [{"role": "system", "content": told}, *messages]
+            return [{"role": "system", "content": f"{messages[0]['content']}\n{described}"}, *messages[1:]]
+        return [{"role": "system", "content": described}, *messages]
 
     def offered(self, tools: Sequence[ToolSchema]) -> Sequence[ToolSchema]:
         """Schemas that the chat template describes."""

@@ -37,7 +37,7 @@ class Case(NamedTuple):
     expected: str
     error: str
 
-    def told(self, gave: str) -> str:
+    def symptom(self, gave: str) -> str:
         return f"{self.expression} gives {gave}, not {self.expected or self.error}"
 
 
@@ -77,9 +77,9 @@ class Bug(NamedTuple):
         return tuple(number for number in range(count) if number % 2 == 0 or number == self.failed[0])
 
     @property
-    def told(self) -> str:
+    def symptom(self) -> str:
         """The first test that fails, in words."""
-        return module(self.module).cases[self.failed[0]].told(self.gave)
+        return module(self.module).cases[self.failed[0]].symptom(self.gave)
 
 
 @lru_cache

@@ -48,9 +48,9 @@ class ChooseRepair:
         bug = drawn(prompt)
         self._bug, self._tried = bug, ""
         self._candidates = tuple(random.Random(prompt.seed).sample(bug.candidates, len(bug.candidates)))
-        told = _FAILED.format(f"{bug.module}.py", bug.told)
+        failure = _FAILED.format(f"{bug.module}.py", bug.symptom)
         rows = [f"{letter} {shown(each.edit)}" for letter, each in zip(LETTERS, self._candidates, strict=True)]
-        return TextStep("\n".join([told, *rows, RULES]), state=self._state())
+        return TextStep("\n".join([failure, *rows, RULES]), state=self._state())
 
     def step(self, action: str) -> TextStep:
         if self._bug is None:

@@ -32,7 +32,7 @@ from rollart.types.sandboxes import HOST_BASE, SandboxSpec
 from rollart.types.trajectory import Prompt
 
 INSTRUCTION = """\
-`{file}` has a bug: {told}.
+`{file}` has a bug: {symptom}.
 
 Repair it. What its functions must do is in their docstrings; keep their names and arguments. The tests in `{check}` \
 must stay as they are; there are others, which are hidden. When you are done, answer without calling a tool."""
@@ -83,7 +83,7 @@ class EditRepair:
         broken = bug.edit.apply(module(bug.module).source)
         self._place = Workplace(self._sandbox(), bug.module, broken, check_text(bug))
         self._bug = bug
-        return TextStep(INSTRUCTION.format(file=f"{bug.module}.py", told=bug.told, check=CHECK))
+        return TextStep(INSTRUCTION.format(file=f"{bug.module}.py", symptom=bug.symptom, check=CHECK))
 
     # --- tools ------------------------------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class EditRepair:
         self.close()
         report = _report(bug, handed, verdict)
         reward = float(verdict.all_passed and not handed.forbidden)
-        return TextStep(_told(report), reward, done=True, artifact=json.dumps(asdict(report)).encode())
+        return TextStep(_summary(report), reward, done=True, artifact=json.dumps(asdict(report)).encode())
 
     def close(self) -> None:
         self._place = None
@@ -157,8 +157,8 @@ def _report(bug: Bug, handed: Handed, verdict: Verdict) -> Report:
     )
 
 
-def _told(report: Report) -> str:
-    """The last observation, which nobody answers."""
+def _summary(report: Report) -> str:
+    """The last observation; the episode is over."""
     notes = [f"forbidden: {text}" for text in report.forbidden] + [f"seen: {text}" for text in report.flags]
     return "\n".join([f"{report.passed} of {report.tests} tests pass", *notes[:MOST_NOTES]])
 

@@ -47,7 +47,7 @@ storage_mb = 1024
 network_mode = "no-network"
 """
 INSTRUCTION = """\
-`/app/{file}` has a bug: {told}.
+`/app/{file}` has a bug: {symptom}.
 
 Repair the module. What its functions must do is in their docstrings; keep their names and arguments. Some of the tests
 can be run with `python3 check.py` in `/app`; others are hidden.
@@ -141,7 +141,7 @@ def _write(folder: Path, bug: Bug) -> Path:
             name=folder.name, file=file, module=bug.module, function=bug.function, kind=bug.kind, grade=bug.grade,
             held_out=str(bug.module in HELD_OUT).lower(),
         ),
-        "instruction.md": INSTRUCTION.format(file=file, told=bug.told),
+        "instruction.md": INSTRUCTION.format(file=file, symptom=bug.symptom),
         "environment/Dockerfile": DOCKERFILE.format(file=file),
         f"environment/{file}": bug.edit.apply(known.source),
         "environment/check.py": check_text(bug),
