@@ -1,8 +1,8 @@
 """Sandboxes by gVisor (`runsc`, ptrace platform): another kernel in user space between the agent and the machine.
 
 For a smoke set, to compare with: the files of a sandbox are tmpfs folders (/work, /tmp, home) over /usr of the
-machine, and there are no snapshots, no background processes and no limits of memory, processes and files. Needs root
-and Debian's `runsc`.
+machine, and there are no snapshots, no background processes and no limits of memory, processes and files. They outlive
+a worker that is killed. Needs root and Debian's `runsc`.
 """
 
 import io
@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -26,6 +27,8 @@ from rollart.types.errors import SandboxFault, SandboxFileError, SandboxLost, Sa
 from rollart.types.sandboxes import HOST_BASE, ExecResult, Mechanism, SandboxSpec
 
 START_S = 60.0
+ENDING_S = 30.0
+"""Time for killed processes to be gone; after that the sandbox is given up."""
 NOBODY = "65534:65534"
 HOME = "/home/agent"
 # Without `stat` and `ls`: Debian's runsc refuses the statx of newer coreutils.
@@ -54,8 +57,10 @@ class GvisorSandboxes:
         deadline_s: float = 60.0,
         once: bool = False,  # noqa: ARG002 - none is kept ready
     ) -> "GvisorSandbox":
-        if snapshot is not None or spec.sockets or spec.base != HOST_BASE:
-            raise SandboxUnavailable("gVisor sandboxes have the base 'host', and no snapshots or mounted sockets")
+        if snapshot is not None or spec.base != HOST_BASE:
+            raise SandboxUnavailable("gVisor sandboxes have the base 'host', and no snapshots")
+        if spec.sockets or spec.read_only or spec.root:
+            raise SandboxUnavailable("gVisor sandboxes have no mounted sockets or folders, and no user root")
         made = GvisorSandbox(self._folder, spec, deadline_s)
         self._made.append(made)
         return made
@@ -219,16 +224,23 @@ class GvisorSandbox:
                     timed_out = True
                 self._kill_all()
                 for reader in readers:
-                    reader.join()
+                    reader.join(ENDING_S)
+                if any(reader.is_alive() for reader in readers):
+                    process.kill()
+                    self._remove()  # its kernel keeps the pipes open
+                    for reader in readers:
+                        reader.join()
+                    raise SandboxLost(f"sandbox {self.name} was lost: its processes do not end, although killed")
                 process.wait()
-            if process.returncode and not self._alive():
+            if process.returncode < 0 or (process.returncode and not self._alive()):
                 raise SandboxLost(f"sandbox {self.name} was lost: its kernel has ended; reset it, or create another")
             return process.returncode, timed_out
 
     def _kill_all(self) -> None:
         """Everything in the sandbox but its first process, and what a command left behind."""
         kill = self._command("exec", "--user", NOBODY, self.name, "/usr/bin/env", "sh", "-c", "kill -9 -1")
-        subprocess.run(kill, stdin=subprocess.DEVNULL, capture_output=True, timeout=START_S, check=False)
+        with suppress(subprocess.TimeoutExpired):  # its output then stays open, which is noticed
+            subprocess.run(kill, stdin=subprocess.DEVNULL, capture_output=True, timeout=ENDING_S, check=False)
 
     def _alive(self) -> bool:
         state = subprocess.run(self._command("state", self.name), capture_output=True, timeout=START_S, check=False)
