@@ -9,6 +9,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tarfile
 import tempfile
@@ -98,7 +99,9 @@ class GvisorSandbox:
         try:
             # Its output goes to a file, because the sandbox would keep a pipe open.
             with (bundle / "log").open("wb") as log:
-                self._runsc("run", "--detach", "--bundle", str(bundle), self.name, output=log, wait_s=deadline_s)
+                folder, process = str(bundle), str(bundle / "pid")
+                arguments = ("run", "--detach", "--bundle", folder, "--pid-file", process, self.name)
+                self._runsc(*arguments, output=log, wait_s=deadline_s)
         except (subprocess.SubprocessError, OSError) as error:
             said = (bundle / "log").read_text(errors="replace")[-300:]
             self._remove()
@@ -226,8 +229,9 @@ class GvisorSandbox:
                 for reader in readers:
                     reader.join(ENDING_S)
                 if any(reader.is_alive() for reader in readers):
+                    self._kill_kernel()  # it keeps the pipes open
                     process.kill()
-                    self._remove()  # its kernel keeps the pipes open
+                    self._remove()
                     for reader in readers:
                         reader.join()
                     raise SandboxLost(f"sandbox {self.name} was lost: its processes do not end, although killed")
@@ -235,6 +239,11 @@ class GvisorSandbox:
             if process.returncode < 0 or (process.returncode and not self._alive()):
                 raise SandboxLost(f"sandbox {self.name} was lost: its kernel has ended; reset it, or create another")
             return process.returncode, timed_out
+
+    def _kill_kernel(self) -> None:
+        """For one that does not answer: `runsc delete` waits for it."""
+        with suppress(OSError, ValueError):
+            os.kill(int((self._folder / self.name / "pid").read_text()), signal.SIGKILL)
 
     def _kill_all(self) -> None:
         """Everything in the sandbox but its first process, and what a command left behind."""
