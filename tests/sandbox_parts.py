@@ -109,7 +109,7 @@ def processes(folder: Path) -> list[int]:
 
 def keeper_is_gone(process: int) -> bool:
     try:
-        return b"sleep" not in Path(f"/proc/{process}/cmdline").read_bytes()
+        return b"keeper" not in Path(f"/proc/{process}/cmdline").read_bytes()
     except OSError:
         return True
 

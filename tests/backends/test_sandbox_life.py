@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -295,6 +296,62 @@ def test_a_closed_source_creates_nothing(folder: Path) -> None:
         sandboxes.close()
     with pytest.raises(SandboxFault, match="closed"):
         sandboxes.create(SPEC)
+
+
+def test_a_folder_that_cannot_be_made_is_a_fault(folder: Path) -> None:
+    (folder / "file").touch()
+    with BubblewrapSandboxes(folder / "file" / "s", warm=0) as sandboxes, pytest.raises(SandboxFault, match="file"):
+        sandboxes.create(SPEC)
+
+
+@pytest.mark.parametrize("room", [0, 1])
+def test_a_launcher_without_room_for_files_fails_one_creation(folder: Path, room: int) -> None:
+    """With room for one it receives the order, and fails after it has started a supervisor."""
+    with own_sandboxes(folder) as sandboxes:
+        first = sandboxes.create(SPEC)
+        launcher = launcher_of(first)
+        limits = resource.prlimit(launcher, resource.RLIMIT_NOFILE)
+        lowest_free = next(number for number in range(1000) if not Path(f"/proc/{launcher}/fd/{number}").is_symlink())
+        resource.prlimit(launcher, resource.RLIMIT_NOFILE, (lowest_free + room, limits[1]))
+        with pytest.raises(SandboxFault):
+            sandboxes.create(SPEC)
+        assert first.exec(["true"]).ok
+        resource.prlimit(launcher, resource.RLIMIT_NOFILE, limits)
+        assert sandboxes.create(SPEC).exec(["true"]).ok
+        assert launcher_of(first) == launcher
+    assert processes(folder) == []
+    assert list(folder.iterdir()) == []
+
+
+def test_layers_of_a_forgotten_snapshot_go_with_its_last_sandbox(folder: Path) -> None:
+    with own_sandboxes(folder) as sandboxes:
+        first, second = sandboxes.create(SPEC), sandboxes.create(SPEC)
+        (kept,) = (path for path in folder.iterdir() if path.name.startswith("worker-"))
+        before = sorted(path.name for path in kept.iterdir())
+        snapshot = first.snapshot()
+        first.reset(snapshot)
+        second.reset(snapshot)
+        sandboxes.forget(snapshot)
+        first.close()
+        assert snapshot in [path.name for path in kept.iterdir()]
+        second.reset()
+        assert sorted(path.name for path in kept.iterdir()) == before
+
+
+def test_what_a_callback_raises_is_not_left_to_the_next_call(folder: Path) -> None:
+    """The answer of the first command would be taken for that of the second."""
+
+    def fails(*_: object) -> None:
+        raise ValueError("a callback failed")
+
+    with own_sandboxes(folder) as sandboxes:
+        sandbox = sandboxes.create(SPEC)
+        with pytest.raises(ValueError, match="a callback failed"):
+            sandbox.exec(["echo", "first"], on_output=fails)
+        with pytest.raises(SandboxLost):
+            sandbox.exec(["false"])
+        sandbox.reset()
+        assert sandbox.exec(["false"]).exit_code == 1
 
 
 def test_snapshots_have_a_quota(folder: Path) -> None:

@@ -143,6 +143,21 @@ def test_failures_are_retried_and_then_told(
     assert pool.take("key", WAIT_S) == 2
 
 
+def test_an_error_of_the_system_is_retried_too(
+    workshop: Workshop, pools: list[WarmPool[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would end the maker, and with the last one the pool."""
+    monkeypatch.setattr(module, "FIRST_BACKOFF_S", 0.001)
+    pool = start(workshop, pools, warm=0, makers=1)
+    for _ in range(100):
+        workshop.allowed.release()
+    workshop.errors = [OSError("too many open files")]
+    assert pool.take("key", WAIT_S) == 1
+    workshop.errors = [OSError(str(number)) for number in range(ATTEMPTS)]
+    with pytest.raises(SandboxFault, match=str(ATTEMPTS - 1)):
+        pool.take("key", WAIT_S)
+
+
 def test_what_can_never_work_is_told_at_once(workshop: Workshop, pools: list[WarmPool[str, int]]) -> None:
     pool = start(workshop, pools, warm=2, makers=1)
     workshop.errors = [SandboxUnavailable("no bubblewrap")]

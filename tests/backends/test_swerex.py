@@ -1,17 +1,20 @@
 """The SWE-ReX client against the real server; `make test-swerex` installs it in an environment of its own."""
 
+import json
 import os
 import secrets
 import socket
 import subprocess
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from rollart.backends.sandboxes.swerex import SweRexSandboxes
+from rollart.backends.sandboxes.swerex import SweRexSandbox, SweRexSandboxes
 from rollart.conformance.case import Case, NotApplicable
 from rollart.conformance.sandbox import CASES, SandboxHarness
 from rollart.types.errors import SandboxFault, SandboxLost, SandboxUnavailable
@@ -101,6 +104,57 @@ def test_a_session_keeps_its_state(server: tuple[str, object], spec: SandboxSpec
     output, code = session.run("echo $x in $(basename $PWD); false")
     assert (output.strip(), code) == ("5 in inner", 1)
     session.close()
+
+
+class Server(BaseHTTPRequestHandler):
+    """Answers as if every command succeeded; `true` runs until it may end."""
+
+    started, may_end = threading.Event(), threading.Event()
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if b'"true"' in body:
+            self.started.set()
+            self.may_end.wait(60)
+        answer = json.dumps({"exit_code": 0, "stdout": "", "stderr": ""}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_server_is_not_free_before_the_command_of_a_closed_sandbox_has_ended() -> None:
+    ends: list[object] = []
+
+    def run(sandbox: SweRexSandbox) -> None:
+        try:
+            ends.append(sandbox.exec(["true"]))
+        except SandboxLost as error:
+            ends.append(error)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        sandboxes = SweRexSandboxes([f"http://127.0.0.1:{server.server_port}"], TOKEN)
+        first = sandboxes.create(SandboxSpec())
+        thread = threading.Thread(target=run, args=(first,))
+        thread.start()
+        assert Server.started.wait(60)
+        first.close()
+        with pytest.raises(SandboxFault, match="free"):
+            sandboxes.create(SandboxSpec(), deadline_s=0.0)
+        Server.may_end.set()
+        thread.join()
+        assert [type(end) for end in ends] == [SandboxLost]
+        first.close()
+        second = sandboxes.create(SandboxSpec(), deadline_s=0.0)
+        second.close()
+        sandboxes.close()
+        with pytest.raises(SandboxFault, match="closed"):
+            sandboxes.create(SandboxSpec())
+        server.shutdown()
 
 
 def test_an_unreachable_server_is_a_failure_and_no_result(spec: SandboxSpec) -> None:

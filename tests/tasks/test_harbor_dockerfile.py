@@ -58,6 +58,14 @@ def test_what_is_refused(text: str, said: str) -> None:
     assert said in str(refused.value)
 
 
+def test_tabs_are_kept() -> None:
+    file = parse("FROM\tdebian\nRUN\tprintf 'all:\ttrue' \\\n\t> Makefile\nENV\tOLD\tthe form")
+    assert file.steps == (
+        Run(2, ("/bin/sh", "-c", "printf 'all:\ttrue' \t> Makefile")),
+        Env(4, (("OLD", "the form"),)),
+    )
+
+
 def test_a_shell_may_shift_and_read_strings() -> None:
     assert len(parse("FROM debian\nRUN cat <<< word; echo $((1<<3))").steps) == 1
 

@@ -225,6 +225,8 @@ def test_rewards(tmp_path: Path, test: str, reward: float) -> None:
         ("echo '{}' > /logs/verifier/reward.json", "has several rewards"),
         ('echo \'{"a": 1, "b": 2}\' > /logs/verifier/reward.json', "has several rewards"),
         ("echo '\"1\"' > /logs/verifier/reward.json", "is no finite number"),
+        ("printf 1%0400d 0 > /logs/verifier/reward.json", "is no finite number"),
+        ("head -c 60000 /dev/zero | tr '\\0' '[' > /logs/verifier/reward.json", "is nested too deeply"),
     ],
 )
 def test_without_a_finite_reward_there_is_none(tmp_path: Path, test: str, said: str) -> None:
@@ -261,6 +263,16 @@ def test_a_shared_state_has_no_processes_and_no_planted_tests(tmp_path: Path) ->
     harbor.bash("while true; do date +%N > /app/alive; sleep 0.05; done &")
     assert harbor.finish("").reward == 1.0
     harbor.close()
+
+
+def test_folders_that_cannot_be_copied_are_the_agents_result(tmp_path: Path) -> None:
+    """Else nesting them would be a way out of a low reward."""
+    toml = f'artifacts = ["/app"]\n[verifier]\nenvironment_mode = "MODE"\n{harbor_folders.OFFLINE}'
+    for mode in ("shared", "separate"):
+        harbor = graded_by(tmp_path, "echo 1 > /logs/verifier/reward.txt", toml.replace("MODE", mode))
+        assert harbor.bash("mkdir -p $(printf 'd/%.0s' $(seq 300))") == "[no output]"
+        assert harbor.finish("").reward == 0.0
+        harbor.close()
 
 
 def test_separate_grading_gets_artifacts_only(tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ def by_hand(problem=PROBLEM, answer=None):
         ("First:\n```\n1+1\n``` then answer 5", "1+1\n"),
         ("```py\nanswer = 5", "answer = 5"),
         ("py answer = 5", "answer = 5"),
+        ("```python\n```", ""),
     ],
 )
 def test_programs(action, program):

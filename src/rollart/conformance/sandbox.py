@@ -304,6 +304,21 @@ def folders_travel(harness: SandboxHarness) -> None:
         check({path.name for path in harness.scratch.iterdir()} == {"source", "target"}, "no drafts are left")
 
 
+@SUITE.case
+def deep_folders_do_not_travel(harness: SandboxHarness) -> None:
+    """Folders nested so deeply that copying or removing them would fail are refused, and the sandbox goes on."""
+    with harness.sandbox() as sandbox:
+        made = sandbox.exec(["mkdir", "-p", "d/" * 300])
+        check(made.ok, f"folders can be nested: {made}")
+        with raises(SandboxFileError, "a download of deep folders is refused"):
+            sandbox.download(".", harness.scratch / "deep")
+        check(list(harness.scratch.iterdir()) == [], "a refused download leaves nothing")
+        if Feature.SNAPSHOTS in harness.features:
+            with raises(SandboxFileError, "a snapshot of deep folders is refused"):
+                sandbox.snapshot()
+        check(sandbox.exec(["true"]).ok, "the sandbox goes on")
+
+
 # --- life -----------------------------------------------------------------------------------------------------------
 
 
@@ -352,6 +367,9 @@ def snapshots_are_kept(harness: SandboxHarness) -> None:
         other = harness.sandboxes.create(harness.spec, snapshot=third)
         try:
             check(sh(other, "ls d").stdout == b"link\nthird\n", "a snapshot outlives those below it")
+            harness.sandboxes.forget(third)
+            found = sh(other, "cat d/third; ls plain").stdout
+            check(found == b"third\ninner\n", f"a sandbox outlives the snapshot that it was made from: {found!r}")
         finally:
             other.close()
         with raises(SandboxFault, "a forgotten snapshot is not there"):

@@ -19,7 +19,10 @@ from typing import Protocol
 from rollart.types.sandboxes import ExecResult, Mechanism, SandboxSpec
 
 OnOutput = Callable[[str, bytes], None]
-"""Called with `stdout` or `stderr` and what was just read, up to the limit of output."""
+"""Called with `stdout` or `stderr` and what was just read, up to the limit of output.
+
+An exception of it ends the sandbox, because its command would go on, and is raised by `exec`.
+"""
 
 MAX_READ_BYTES = 16 * 2**20
 MAX_DOWNLOAD_BYTES = 256 * 2**20
@@ -80,7 +83,10 @@ class Sandbox(Protocol):
         ...
 
     def snapshot(self) -> str:
-        """Keep the files as they are; the id is good for `create` and `reset` until `Sandboxes.forget`."""
+        """Keep the files as they are; the id is good for `create` and `reset` until `Sandboxes.forget`.
+
+        Raises `SandboxFileError` if folders are nested so deeply, or paths so long, that they cannot be copied.
+        """
         ...
 
     def reset(self, snapshot: str | None = None) -> None:

@@ -104,6 +104,7 @@ class BubblewrapSandboxes:
             gone = str(snapshots.folder / snapshot)
             self._pool.drop(lambda key: gone in key.layers[:1])
             snapshots.forget(snapshot)
+            self._remove_unneeded()
 
     def mechanisms(self) -> tuple[Mechanism, ...]:
         return mechanisms(self._running().about)
@@ -131,6 +132,14 @@ class BubblewrapSandboxes:
         self._check(key.spec)
         return self._pool.take(key, deadline_s, warm=warm)
 
+    def _remove_unneeded(self) -> None:
+        """Remove layers of forgotten snapshots that no sandbox uses any more."""
+        with self._lock:
+            in_use = {layer for sandbox in self._made for layer in sandbox.layers}
+            snapshots = self._snapshots
+        if snapshots is not None:
+            snapshots.remove_unneeded(in_use)
+
     def _kept(self) -> Snapshots:
         self._running()
         assert self._snapshots is not None
@@ -142,20 +151,30 @@ class BubblewrapSandboxes:
             if self._closed:
                 raise SandboxFault("the source of sandboxes was closed")
             if self._launcher is None or not self._launcher.alive:
-                self._parent.mkdir(mode=0o711, parents=True, exist_ok=True)
-                if os.geteuid() == 0 and self._user:
-                    os.chown(self._parent, self._user, self._user)
-                if self._parent.stat().st_uid != self._user:
-                    raise SandboxUnavailable(f"{self._parent} belongs to another user; give another folder")
-                if self._launcher is not None:
-                    self._launcher.close()
-                if os.geteuid() == 0:
-                    _check_reachable(self._parent.resolve())
-                as_user = self._user if self._user != os.geteuid() else None
-                self._launcher = LauncherProcess(self._parent, as_user)
-                if self._snapshots is None:
-                    self._snapshots = Snapshots(self._parent, self._snapshot_mb, self._user)
+                try:
+                    self._launcher = self._started()
+                except OSError as error:
+                    raise SandboxFault(f"the launcher of sandboxes cannot be started: {error}") from error
             return self._launcher
+
+    def _started(self) -> LauncherProcess:
+        self._parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        if os.geteuid() == 0 and self._user:
+            os.chown(self._parent, self._user, self._user)
+        if self._parent.stat().st_uid != self._user:
+            raise SandboxUnavailable(f"{self._parent} belongs to another user; give another folder")
+        if self._launcher is not None:
+            self._launcher.close()
+        if os.geteuid() == 0:
+            _check_reachable(self._parent.resolve())
+        launcher = LauncherProcess(self._parent, self._user if self._user != os.geteuid() else None)
+        try:
+            if self._snapshots is None:
+                self._snapshots = Snapshots(self._parent, self._snapshot_mb, self._user)
+        except OSError:
+            launcher.close()
+            raise
+        return launcher
 
     def _make(self, key: _Key) -> Connection:
         launcher = self._running()
@@ -215,7 +234,8 @@ class BubblewrapSandbox:
         self, source: BubblewrapSandboxes, spec: SandboxSpec, layers: tuple[str, ...], connection: Connection
     ) -> None:
         self._source, self._spec = source, spec
-        self._layers = layers
+        self.layers = layers
+        """Of snapshots, that it is made of."""
         self._connection = connection
         self._lock = threading.Lock()
         self._closed = False
@@ -336,9 +356,11 @@ class BubblewrapSandbox:
         with self._lock:
             try:
                 answer, _ = self._connection.call({"do": "keep", "target": str(folder)}, (), TRANSFER_S)
+                if "unreasonable" in answer:
+                    raise SandboxFileError(f"sandbox {self.name} cannot be kept: {answer['unreasonable']}")
                 if "error" in answer:
                     raise SandboxFault(f"sandbox {self.name} could not be kept: {answer['error']}")
-                kept.add(name, self._layers)
+                kept.add(name, self.layers)
             except BaseException:
                 kept.discard(name)
                 raise
@@ -351,10 +373,15 @@ class BubblewrapSandbox:
             if self._closed:
                 raise SandboxLost(f"sandbox {self.name} was closed")
             self._connection = self._source._take(key, CREATE_S + GRACE_S)
-            self._layers = key.layers
+            before, self.layers = self.layers, key.layers
+        if before != key.layers:
+            self._source._remove_unneeded()
 
     def close(self) -> None:
         self._closed = True
         self._connection.close()
         with self._lock:
             self._connection.close()  # a reset may have replaced it meanwhile
+            before, self.layers = self.layers, ()
+        if before:
+            self._source._remove_unneeded()

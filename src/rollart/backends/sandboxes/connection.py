@@ -186,6 +186,11 @@ class Connection:
             for reader in readers:
                 os.set_blocking(reader, False)
             answer = self._pump(readers, outputs, order["time_s"] + GRACE_S, on_output)
+        except SandboxLost:
+            raise
+        except BaseException:
+            self.close()  # the answer is still to come, and would be taken for that of the next call
+            raise
         finally:
             wire.close(*(pipe[0] for pipe in pipes.values()))
         return answer, outputs["stdout"], outputs["stderr"]

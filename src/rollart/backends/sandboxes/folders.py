@@ -1,5 +1,6 @@
 """Streams of files between this machine and the process that has entered a sandbox. What comes out is not trusted."""
 
+import errno
 import os
 import shutil
 import tarfile
@@ -9,7 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from rollart.types.errors import SandboxFileError
+from rollart.backends.sandboxes.launcher.transfer import MAX_DEPTH
+from rollart.types.errors import SandboxFault, SandboxFileError
 
 CHUNK = 2**18
 DRAFT = ".rollart-download"
@@ -72,10 +74,15 @@ def receive_folder(target: Path, *, max_bytes: int, max_files: int) -> Iterator[
     """Descriptor to write a tar stream to; at the end `target` is there, or nothing is."""
     if target.exists():
         raise SandboxFileError(f"{target} exists; a download makes a new folder")
-    reader, writer = os.pipe()
     draft = target.with_name(f"{DRAFT}-{target.name}-{os.getpid()}-{threading.get_ident()}")
-    draft.mkdir()
+    try:
+        draft.mkdir()
+    except OSError as error:
+        raise SandboxFault(f"a download cannot be written to this machine: {error}") from error
+    reader, writer = os.pipe()
     problems: list[str] = []
+    faults: list[OSError] = []
+    """Of this machine, whose disk may be full."""
 
     def run() -> None:
         with open(reader, "rb") as pipe:
@@ -83,24 +90,31 @@ def receive_folder(target: Path, *, max_bytes: int, max_files: int) -> Iterator[
                 _unpack(pipe, draft, max_bytes, max_files)
             except SandboxFileError as error:
                 problems.append(str(error))
-            except (OSError, tarfile.TarError, ValueError) as error:
+            except OSError as error:
+                if error.errno == errno.ENAMETOOLONG:
+                    problems.append(f"a download has a path that is too long: {error}")
+                else:
+                    faults.append(error)
+            except (tarfile.TarError, ValueError) as error:
                 problems.append(f"a download broke off: {error}")
 
     thread = threading.Thread(target=run, name="sandbox-download", daemon=True)
     thread.start()
+    stopped = ""
     try:
         try:
             yield writer
+        except (SandboxFileError, BrokenPipeError) as error:
+            stopped = str(error)  # the sender notices only that it cannot go on; the receiver knows why
         finally:
             with suppress(OSError):
                 os.close(writer)
             thread.join()
-        if problems:
-            raise SandboxFileError(problems[0])
+        if faults:
+            raise SandboxFault(f"a download could not be written to this machine: {faults[0]}")
+        if problems or stopped:
+            raise SandboxFileError(problems[0] if problems else stopped)
         draft.rename(target)
-    except SandboxFileError as error:
-        # The sender notices only that it cannot go on; the receiver knows why.
-        raise SandboxFileError(problems[0] if problems else str(error)) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -114,6 +128,8 @@ def _unpack(pipe: IO[bytes], folder: Path, max_bytes: int, max_files: int) -> No
             if left_files < 0 or left_bytes < 0:
                 raise SandboxFileError(f"a download has more than {max_files} files or {max_bytes} bytes")
             parts = member.name.split("/")
+            if len(parts) > MAX_DEPTH:
+                raise SandboxFileError(f"a download has folders that are nested more than {MAX_DEPTH} deep")
             if member.name.startswith("/") or ".." in parts or not (member.isreg() or member.isdir()):
                 raise SandboxFileError(f"a download contains {member.name!r}, which is no plain file or folder")
             path = folder.joinpath(*parts)

@@ -1,20 +1,22 @@
 """Sandboxes by gVisor (`runsc`, ptrace platform): another kernel in user space between the agent and the machine.
 
 For a smoke set, to compare with: the files of a sandbox are tmpfs folders (/work, /tmp, home) over /usr of the
-machine, and there are no snapshots, no background processes and no limits of memory, processes and files. Needs root
-and Debian's `runsc`.
+machine, and there are no snapshots, no background processes and no limits of memory, processes and files. They outlive
+a worker that is killed. Needs root and Debian's `runsc`.
 """
 
 import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tarfile
 import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -26,6 +28,8 @@ from rollart.types.errors import SandboxFault, SandboxFileError, SandboxLost, Sa
 from rollart.types.sandboxes import HOST_BASE, ExecResult, Mechanism, SandboxSpec
 
 START_S = 60.0
+ENDING_S = 30.0
+"""Time for killed processes to be gone; after that the sandbox is given up."""
 NOBODY = "65534:65534"
 HOME = "/home/agent"
 # Without `stat` and `ls`: Debian's runsc refuses the statx of newer coreutils.
@@ -54,8 +58,10 @@ class GvisorSandboxes:
         deadline_s: float = 60.0,
         once: bool = False,  # noqa: ARG002 - none is kept ready
     ) -> "GvisorSandbox":
-        if snapshot is not None or spec.sockets or spec.base != HOST_BASE:
-            raise SandboxUnavailable("gVisor sandboxes have the base 'host', and no snapshots or mounted sockets")
+        if snapshot is not None or spec.base != HOST_BASE:
+            raise SandboxUnavailable("gVisor sandboxes have the base 'host', and no snapshots")
+        if spec.sockets or spec.read_only or spec.root:
+            raise SandboxUnavailable("gVisor sandboxes have no mounted sockets or folders, and no user root")
         made = GvisorSandbox(self._folder, spec, deadline_s)
         self._made.append(made)
         return made
@@ -93,7 +99,9 @@ class GvisorSandbox:
         try:
             # Its output goes to a file, because the sandbox would keep a pipe open.
             with (bundle / "log").open("wb") as log:
-                self._runsc("run", "--detach", "--bundle", str(bundle), self.name, output=log, wait_s=deadline_s)
+                folder, process = str(bundle), str(bundle / "pid")
+                arguments = ("run", "--detach", "--bundle", folder, "--pid-file", process, self.name)
+                self._runsc(*arguments, output=log, wait_s=deadline_s)
         except (subprocess.SubprocessError, OSError) as error:
             said = (bundle / "log").read_text(errors="replace")[-300:]
             self._remove()
@@ -219,16 +227,29 @@ class GvisorSandbox:
                     timed_out = True
                 self._kill_all()
                 for reader in readers:
-                    reader.join()
+                    reader.join(ENDING_S)
+                if any(reader.is_alive() for reader in readers):
+                    self._kill_kernel()  # it keeps the pipes open
+                    process.kill()
+                    self._remove()
+                    for reader in readers:
+                        reader.join()
+                    raise SandboxLost(f"sandbox {self.name} was lost: its processes do not end, although killed")
                 process.wait()
-            if process.returncode and not self._alive():
+            if process.returncode < 0 or (process.returncode and not self._alive()):
                 raise SandboxLost(f"sandbox {self.name} was lost: its kernel has ended; reset it, or create another")
             return process.returncode, timed_out
+
+    def _kill_kernel(self) -> None:
+        """For one that does not answer: `runsc delete` waits for it."""
+        with suppress(OSError, ValueError):
+            os.kill(int((self._folder / self.name / "pid").read_text()), signal.SIGKILL)
 
     def _kill_all(self) -> None:
         """Everything in the sandbox but its first process, and what a command left behind."""
         kill = self._command("exec", "--user", NOBODY, self.name, "/usr/bin/env", "sh", "-c", "kill -9 -1")
-        subprocess.run(kill, stdin=subprocess.DEVNULL, capture_output=True, timeout=START_S, check=False)
+        with suppress(subprocess.TimeoutExpired):  # its output then stays open, which is noticed
+            subprocess.run(kill, stdin=subprocess.DEVNULL, capture_output=True, timeout=ENDING_S, check=False)
 
     def _alive(self) -> bool:
         state = subprocess.run(self._command("state", self.name), capture_output=True, timeout=START_S, check=False)

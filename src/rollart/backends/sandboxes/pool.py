@@ -73,7 +73,7 @@ class _Shelf(Generic[T]):
 
 
 class WarmPool(Generic[K, T]):
-    """`make` blocks and raises `RollartError`; `usable` says whether a ready one still is."""
+    """`make` blocks and raises `RollartError` or `OSError`; `usable` says whether a ready one still is."""
 
     def __init__(
         self,
@@ -185,6 +185,8 @@ class WarmPool(Generic[K, T]):
             made = self._make(key)
         except RollartError as raised:
             error = raised
+        except OSError as raised:
+            error = SandboxFault(f"a sandbox could not be created: {raised}")
         with self._changed:
             self._made(key, made, error)
 

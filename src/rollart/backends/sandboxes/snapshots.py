@@ -1,13 +1,14 @@
 """Snapshots of sandboxes: layers of files in a folder of the worker, within a disk quota.
 
 A snapshot is what its sandbox wrote, on top of the layers that the sandbox started from. A layer stays as long as a
-snapshot needs it. The folder is locked by the worker, so that the next launcher removes it if the worker is killed.
+snapshot or a sandbox needs it. The folder is locked by the worker, so that the next launcher removes it if the worker
+is killed.
 """
 
 import os
 import shutil
 import threading
-from dataclasses import dataclass
+from collections.abc import Set
 from pathlib import Path
 from uuid import uuid4
 
@@ -16,13 +17,6 @@ from rollart.types.errors import SandboxFault, SnapshotsFull
 
 MB = 2**20
 PREFIX = "worker-"
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    layers: tuple[str, ...]
-    """Folders, the newest first."""
-    bytes: int
 
 
 class Snapshots:
@@ -34,11 +28,15 @@ class Snapshots:
         self._lock_file = leftovers.own(self.folder)
         self._quota = quota_mb * MB
         self._lock = threading.Lock()
-        self._kept: dict[str, Snapshot] = {}
+        self._kept: dict[str, tuple[str, ...]] = {}
+        """Layers of each snapshot, as folders, the newest first."""
+        self._bytes: dict[str, int] = {}
+        """Size of each layer."""
 
     def draft(self) -> tuple[str, Path]:
         """Id of a new snapshot, and the folder to copy its files to."""
-        self._check_quota(0)
+        with self._lock:
+            self._check_quota(0)
         name = uuid4().hex
         return name, self.folder / name
 
@@ -50,32 +48,33 @@ class Snapshots:
             for path, folders, files in os.walk(folder)
             for file in (*folders, *files)
         )
-        try:
-            self._check_quota(size)
-        except SnapshotsFull:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
         with self._lock:
-            self._kept[name] = Snapshot((str(folder), *below), size)
+            try:
+                self._check_quota(size)
+            except SnapshotsFull:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            self._kept[name] = (str(folder), *below)
+            self._bytes[str(folder)] = size
 
-    def layers(self, name: str | None) -> tuple[str, ...]:
-        if name is None:
-            return ()
+    def layers(self, name: str) -> tuple[str, ...]:
         with self._lock:
             if name not in self._kept:
                 raise SandboxFault(f"snapshot {name} is unknown; it was forgotten, or is of another worker")
-            return self._kept[name].layers
+            return self._kept[name]
 
     def forget(self, name: str) -> None:
-        """Remove it, and the layers that are no longer needed."""
+        """Its layers stay until `remove_unneeded`."""
         with self._lock:
-            gone = self._kept.pop(name, None)
-            if gone is None:
-                return
-            needed = {layer for kept in self._kept.values() for layer in kept.layers}
-            for layer in gone.layers:
-                if layer not in needed:
-                    shutil.rmtree(layer, ignore_errors=True)
+            self._kept.pop(name, None)
+
+    def remove_unneeded(self, in_use: Set[str]) -> None:
+        """Remove layers that are neither those of a snapshot nor in use by a sandbox."""
+        with self._lock:
+            needed = in_use | {layer for layers in self._kept.values() for layer in layers}
+            for layer in [each for each in self._bytes if each not in needed]:
+                shutil.rmtree(layer, ignore_errors=True)
+                del self._bytes[layer]
 
     def discard(self, name: str) -> None:
         """Remove a draft that failed."""
@@ -86,8 +85,7 @@ class Snapshots:
         os.close(self._lock_file)
 
     def _check_quota(self, more: int) -> None:
-        with self._lock:
-            used = sum(kept.bytes for kept in self._kept.values())
+        used = sum(self._bytes.values())
         if used + more > self._quota:
             raise SnapshotsFull(
                 f"snapshots use {(used + more) // MB} MB of {self._quota // MB} MB; forget some, or set a larger quota"

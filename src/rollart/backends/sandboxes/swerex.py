@@ -23,11 +23,13 @@ import time
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from rollart.backends.sandboxes.launcher.transfer import Unreasonable, check_path
 from rollart.backends.sandboxes.output import Output
 from rollart.ports.sandbox import MAX_DOWNLOAD_BYTES, MAX_DOWNLOAD_FILES, MAX_READ_BYTES, OnOutput
 from rollart.types.errors import SandboxFault, SandboxFileError, SandboxLost, SandboxUnavailable
@@ -125,9 +127,11 @@ class SweRexSandboxes:
 
     def _lease(self, deadline: float, deadline_s: float) -> Endpoint:
         with self._changed:
-            while not self._free:
+            while self._closed or not self._free:
                 left = deadline - time.monotonic()
-                if self._closed or left <= 0:
+                if self._closed:
+                    raise SandboxFault("the source of SWE-ReX servers was closed")
+                if left <= 0:
                     raise SandboxFault(f"no SWE-ReX server was free within {deadline_s:g} s", FailureKind.DEADLINE)
                 self._changed.wait(left)
             return self._free.pop(0)
@@ -160,7 +164,31 @@ class SweRexSandbox:
         self._scratch = f"/tmp/rollart-{uuid4().hex}"
         self._lock = threading.Lock()
         self._closed = False
+        self._leased = True
         self._clean()
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """One at a time. A server is not given back while it may still run the command of a closed sandbox."""
+        try:
+            with self._lock:
+                self._check_open()
+                yield
+                self._check_open()
+        finally:
+            self._give_back()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SandboxLost(f"sandbox {self.name} was closed")
+
+    def _give_back(self) -> None:
+        """If it was closed and nothing is under way; else the call that is under way gives it back."""
+        if self._closed and self._lock.acquire(blocking=False):
+            leased, self._leased = self._leased, False
+            self._lock.release()
+            if leased:
+                self._source.give_back(self._endpoint)
 
     def exec(
         self,
@@ -176,7 +204,7 @@ class SweRexSandbox:
         if keep_background:
             raise SandboxUnavailable("a SWE-ReX service does not keep processes in the background")
         limit_s = self._limits.time_s if time_s is None else time_s
-        with self._lock:
+        with self._call():
             self._endpoint.upload(f"{self._scratch}/input", stdin, unzip=False)
             variables = [f"{name}={value}" for name, value in (*self._spec.env, *(env or {}).items())]
             began = time.monotonic()
@@ -204,9 +232,7 @@ class SweRexSandbox:
         )
 
     def _run(self, script: str, *arguments: str, cwd: str | None = None, wait_s: float = REQUEST_S) -> dict[str, Any]:
-        """A script of ours with arguments; the caller holds the lock."""
-        if self._closed:
-            raise SandboxLost(f"sandbox {self.name} was closed")
+        """A script of ours with arguments, as part of a call."""
         body = {"command": ["sh", "-c", script, "sh", *arguments], "shell": False, "cwd": cwd, "timeout": None}
         answer = self._endpoint.post("execute", body, wait_s)
         if not isinstance(answer.get("exit_code"), int):
@@ -214,7 +240,7 @@ class SweRexSandbox:
         return answer
 
     def read_file(self, path: str, *, max_bytes: int = MAX_READ_BYTES) -> bytes:
-        with self._lock:
+        with self._call():
             return self._read(self._path(path), max_bytes)
 
     def _read(self, path: str, max_bytes: int) -> bytes:
@@ -231,7 +257,7 @@ class SweRexSandbox:
 
     def write_file(self, path: str, content: bytes, *, executable: bool = False) -> None:
         full = self._path(path)
-        with self._lock:
+        with self._call():
             if self._run('test ! -d "$1" && mkdir -p "$(dirname "$1")"', full)["exit_code"] != 0:
                 raise SandboxFileError(f"{full} is a folder, or cannot be made")
             self._endpoint.upload(full, content, unzip=False)
@@ -247,7 +273,7 @@ class SweRexSandbox:
                 if path.is_file() and os.access(path, os.X_OK):
                     programs.append(str(path.relative_to(source)))
         full = self._path(target)
-        with self._lock:
+        with self._call():
             self._endpoint.upload(full, packed.getvalue(), unzip=True)
             if programs:  # zipfile does not restore modes
                 self._run('cd "$1" && shift && chmod 755 -- "$@"', full, *programs)
@@ -264,7 +290,7 @@ class SweRexSandbox:
             raise SandboxFileError(f"{target} exists; a download makes a new folder")
         full = self._path(source)
         draft = target.with_name(f".{target.name}-{uuid4().hex[:8]}.draft")
-        with self._lock:
+        with self._call():
             answer = self._run(LIST, full)
             if answer["exit_code"] != 0 or answer["stderr"]:
                 raise SandboxFileError(f"{full}: {answer['stderr'].strip()[:300]}")
@@ -283,6 +309,10 @@ class SweRexSandbox:
     def _receive(self, kind: str, path: str, draft: Path, name: str, max_bytes: int) -> None:
         if name.startswith("/") or ".." in name.split("/"):
             raise SandboxFileError(f"a download contains {name!r}, which is no plain name")
+        try:
+            check_path(name)
+        except Unreasonable as error:
+            raise SandboxFileError(f"{path}: {error}") from None
         if kind == "d":
             (draft / name).mkdir(parents=True, exist_ok=True)
         else:
@@ -300,7 +330,7 @@ class SweRexSandbox:
         """Empty the working directory. What was written elsewhere stays: for more, start another server."""
         if snapshot is not None:
             raise SandboxUnavailable("a SWE-ReX service has no snapshots")
-        with self._lock:
+        with self._call():
             self._clean()
 
     def _clean(self) -> None:
@@ -313,9 +343,9 @@ class SweRexSandbox:
         return path if path.startswith("/") else os.path.join(self._spec.workdir, path)
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._source.give_back(self._endpoint)
+        """A command under way goes on within its limit of time, and the server is free after it."""
+        self._closed = True
+        self._give_back()
 
 
 class SweRexSession:

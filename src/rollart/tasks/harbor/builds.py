@@ -155,7 +155,7 @@ class _Builder:
             self._prepare()
             for step in self._image.file.steps:
                 self._do(step)
-            return Built(self._builds.snapshot(self._sandbox), tuple(self._env.items()), self._workdir, self._user)
+            return Built(self._snapshot(), tuple(self._env.items()), self._workdir, self._user)
         finally:
             self._sandbox.close()
             for snapshot in self._below:
@@ -195,9 +195,15 @@ class _Builder:
         before, self._user = self._user, user
         if (before in ROOT_USERS) == (user in ROOT_USERS):
             return
-        self._below.append(self._builds.snapshot(self._sandbox))
+        self._below.append(self._snapshot())
         self._sandbox.close()
         self._sandbox = self._create(self._below[-1])
+
+    def _snapshot(self) -> str:
+        try:
+            return self._builds.snapshot(self._sandbox)
+        except SandboxFileError as error:
+            raise self._failed("its files", f"cannot be kept: {error}") from error
 
     def _copy(self, step: Copy, where: str) -> None:
         target = self._expanded(step.target)

@@ -78,8 +78,8 @@ class Dockerfile(NamedTuple):
 def parse(text: str) -> Dockerfile:
     image, steps = "", []
     for line, instruction in _instructions(text):
-        name, _, rest = instruction.partition(" ")
-        name, rest = name.upper(), rest.strip()
+        name, *after = instruction.split(maxsplit=1)
+        name, rest = name.upper(), "".join(after)
         if name not in SUPPORTED:
             guess = did_you_mean(name, SUPPORTED)
             raise _refused(line, f"{name} is not supported{guess}; FROM, RUN, COPY, WORKDIR, ENV and USER are")
@@ -144,10 +144,10 @@ def _instructions(text: str) -> Iterator[tuple[int, str]]:
         continued = line.rstrip().endswith("\\")
         parts.append(line.rstrip()[:-1] if continued else line.rstrip())
         if not continued:
-            yield first, "".join(parts).strip().replace("\t", " ")
+            yield first, "".join(parts).strip()
             first, parts = 0, []
     if parts:
-        yield first, "".join(parts).strip().replace("\t", " ")
+        yield first, "".join(parts).strip()
 
 
 def _image(line: int, rest: str) -> str:
@@ -192,11 +192,11 @@ def _exec_form(line: int, rest: str) -> tuple[str, ...]:
 
 def _pairs(line: int, rest: str) -> tuple[tuple[str, str], ...]:
     """`A=1 B="x y"`, or the old form `A 1`."""
-    name, _, value = rest.partition(" ")
+    name, *value = rest.split(maxsplit=1)
     if "=" not in name:
-        if not value.strip():
+        if not value:
             raise _refused(line, f"ENV {rest!r} has no value")
-        return ((name, value.strip()),)
+        return ((name, value[0]),)
     found, place = [], 0
     while place < len(rest):
         pair = _PAIR.match(rest, place)

@@ -11,6 +11,7 @@ What grading may end in:
 | leave a finite number                                  | that reward |
 | take longer than `verifier.timeout_sec`                | reward 0: what takes so long is the agent's code |
 | leave no reward, and ran over memory, processes, disk  | reward 0, for the same reason |
+| cannot begin: the files are too many, or nested too deeply to be copied | reward 0, for the same reason |
 | leave none, an empty or another one                    | `EnvironmentFault`: no reward |
 
 Harbor, too, has no reward for tests over their time, and counts such trials as 0 in its means. Without this rule an
@@ -86,8 +87,12 @@ def grade(task: HarborTask, agent: Sandbox, built: Built, builds: Builds) -> Gra
 
 
 def _shared(task: HarborTask, agent: Sandbox, built: Built, builds: Builds) -> Grade:
-    state = builds.snapshot(agent)
-    agent.close()
+    try:
+        state = builds.snapshot(agent)
+    except SandboxFileError as error:
+        return Grade(0.0, f"its files cannot be graded: {error}")
+    finally:
+        agent.close()
     try:
         spec = spec_of(task.verifier, built, task.config.verifier.user)
         sandbox = builds.sandboxes.create(spec, snapshot=state, once=True)
@@ -169,14 +174,21 @@ def _reward(task: HarborTask, sandbox: Sandbox, result: ExecResult) -> float | N
 def _number(content: bytes, path: str) -> float:
     if not content.strip():
         raise ValueError("is empty")
-    value: object = json.loads(content) if path.endswith(".json") else float(content)
+    try:
+        value: object = json.loads(content) if path.endswith(".json") else float(content)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
     if isinstance(value, dict):
         if REWARD not in value and len(value) != 1:
             raise ValueError(f"has several rewards, and none of them is called {REWARD!r}")
         value = value.get(REWARD, next(iter(value.values()), None))
-    if not isinstance(value, int | float) or not math.isfinite(value):
+    try:
+        number = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
         raise ValueError(f"is no finite number: {content[:80]!r}")
-    return float(value)
+    return number
 
 
 def _fault(task: HarborTask, why: str, result: ExecResult) -> EnvironmentFault:

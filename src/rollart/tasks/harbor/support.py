@@ -49,6 +49,8 @@ def _verifier(config: TaskToml, *, offline: bool) -> Iterator[str]:
     for hook in verifier.collect:
         if hook.service != MAIN:
             yield f"verifier.collect: there is no service {hook.service!r}, only {MAIN!r}"
+        if hook.user is not None:
+            yield "verifier.collect: `user` is not supported; a sandbox has one user, that of the agent"
 
 
 def _environment(name: str, table: EnvironmentTable, *, offline: bool) -> Iterator[str]:
@@ -67,11 +69,15 @@ def _environment(name: str, table: EnvironmentTable, *, offline: bool) -> Iterat
     if not offline and table.network_mode != "no-network":
         mode = f"is {table.network_mode!r}" if table.network_mode else "is missing, which means 'public'"
         yield f"{name}.network_mode {mode}: {OFFLINE}"
+    elif not offline and table.allowed_hosts:
+        yield f"{name}.allowed_hosts: {OFFLINE}"
 
 
 def _phase(name: str, phase: Phase, *, offline: bool) -> Iterator[str]:
     if not offline and phase.network_mode not in (None, "no-network"):
         yield f"{name}.network_mode is {phase.network_mode!r}: {OFFLINE}"
+    elif not offline and phase.allowed_hosts:
+        yield f"{name}.allowed_hosts: {OFFLINE}"
 
 
 def _templates(name: str, env: dict[str, str]) -> Iterator[str]:
@@ -85,6 +91,7 @@ def _files(folder: Path) -> Iterator[str]:
         ("environment/docker-compose.yaml", "only single containers, by a Dockerfile, are supported"),
         ("tests/docker-compose.yaml", "only single containers, by a Dockerfile, are supported"),
         ("environment/.dockerignore", "it is not supported; remove what it excludes"),
+        ("tests/.dockerignore", "it is not supported; remove what it excludes"),
         ("trajectory.json", "a conversation to continue is not supported"),
         ("steps", "tasks of several steps are not supported"),
     ):

@@ -91,7 +91,7 @@ class PythonMath:
         found = _ACTION.search(action)
         if found is None:
             return TextStep(HINT)
-        program = found["block"] or found["line"]
+        program = found["line"] if found["block"] is None else found["block"]
         if program is not None:
             return TextStep(self._tool(program))
         right = _number(found["answer"] or found["boxed"] or "") == self._result

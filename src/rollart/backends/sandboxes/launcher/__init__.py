@@ -15,5 +15,6 @@ cleans up after, the one above it:
 - all of them die at once: what is left are folders and cgroups, which the next launcher removes (`leftovers.py`).
 
 The keeper is the init process of the sandbox's PID namespace: nothing inside can kill it, and the kernel kills
-everything inside when it dies. It is in none of the cgroups that limit commands.
+everything inside when it dies. It is in none of the cgroups that limit commands, so no code of the agent may run as it
+(`init_program.py`).
 """

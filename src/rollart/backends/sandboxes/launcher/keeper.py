@@ -2,13 +2,14 @@
 
 import json
 import os
+import platform
 import stat
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rollart.backends.sandboxes.launcher import wire
+from rollart.backends.sandboxes.launcher import init_program, wire
 from rollart.backends.sandboxes.launcher.roots import HOST, USER_ID, Root
 from rollart.backends.sandboxes.launcher.syscalls import mount
 
@@ -16,9 +17,7 @@ MS_BIND = 0x1000
 START_S = 30.0
 FLAGS, PF_EXITING = 6, 0x4
 """Position in /proc/PID/stat, after the name of the program."""
-READY = b"ready\n"
-# Waits for a line first: if the supervisor died before bubblewrap asked to die with it, the wait ends. Ignoring SIGCHLD
-# makes the kernel reap what is orphaned inside.
+# For processors that `init_program` does not support: the same, but with programs of the sandbox.
 SCRIPT = "echo ready; read -r go || exit 1; exec env --ignore-signal=CHLD sleep infinity </dev/null >/dev/null 2>&1"
 
 
@@ -80,20 +79,24 @@ class Keeper:
 
 def start(root: Root, folder: Path, order: dict[str, Any], owner: int | None) -> Keeper:
     """Start a sandbox over a root; `owner` is the user to become first, None to stay the same."""
-    command = arguments(root, _mounts(root, folder, order, owner or 0), order)
+    options = arguments(root, _mounts(root, folder, order, owner or 0), order)
+    program = init_program.open_program() if platform.machine() in init_program.MACHINES else None
+    command = ["/bin/sh", "-c", SCRIPT] if program is None else [f"/proc/self/fd/{program}", "keeper"]
     reader, writer = os.pipe()
     user = {} if owner is None else {"user": owner, "group": owner, "extra_groups": []}
     bwrap = subprocess.Popen(
-        ["bwrap", "--info-fd", str(writer), *command],
+        ["bwrap", "--info-fd", str(writer), *options, *command],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        pass_fds=(writer,),
+        pass_fds=(writer,) if program is None else (writer, program),
         bufsize=0,
         env={"PATH": "/usr/local/bin:/usr/bin:/bin"},
         **user,  # type: ignore[call-overload]
     )
     os.close(writer)
+    if program is not None:
+        os.close(program)
     try:
         return _ready(bwrap, reader)
     except BaseException:
@@ -112,7 +115,7 @@ def _ready(bwrap: "subprocess.Popen[bytes]", info: int) -> Keeper:
     assert bwrap.stdout is not None
     assert bwrap.stderr is not None
     ready = wire.wait([bwrap.stdout.fileno()], START_S)
-    if not ready or os.read(bwrap.stdout.fileno(), len(READY)) != READY:
+    if not ready or os.read(bwrap.stdout.fileno(), 64) != init_program.READY:
         bwrap.kill()
         said = bwrap.stderr.read().decode(errors="replace").strip()
         raise KeeperFailed(said or f"bubblewrap was not ready after {START_S:g} s")
@@ -149,7 +152,7 @@ def _mounts(root: Root, folder: Path, order: dict[str, Any], owner: int) -> list
 
 
 def arguments(root: Root, mounts: Sequence[tuple[str, str, str]], order: dict[str, Any]) -> list[str]:
-    """Options of bubblewrap, in the order in which it acts on them, and the keeper's command."""
+    """Options of bubblewrap, in the order in which it acts on them; the keeper's command follows."""
     user = str(0 if order["root"] else USER_ID)
     # fmt: off
     return [
@@ -162,6 +165,6 @@ def arguments(root: Root, mounts: Sequence[tuple[str, str, str]], order: dict[st
         # Its tmpfs has no limit of size, so only /dev/shm, which is in the layer, stays writable.
         "--dev", "/dev", "--bind", str(root.shared_memory), "/dev/shm", "--remount-ro", "/dev",
         *(part for option, source, inside in mounts for part in (option, source, inside)),
-        "--chdir", "/", "/bin/sh", "-c", SCRIPT,
+        "--chdir", "/",
     ]
     # fmt: on

@@ -3,6 +3,7 @@
 import errno
 import os
 import platform
+import resource
 import signal
 import socket
 import sys
@@ -32,6 +33,8 @@ OWNER = 1_900_000_001
 def main(descriptor: int, parent: str) -> None:
     """Serve the worker at the other end of a socket until it closes it. `parent` is the folder of all launchers."""
     worker = socket.socket(fileno=descriptor)
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # one for each sandbox
     work = Path(parent) / f"{leftovers.PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
     try:
         machine, lock = _prepare(work)
@@ -165,17 +168,33 @@ class Launcher:
                 open_ = self._create()
 
     def _create(self) -> bool:
-        """Start a supervisor; False if the worker is gone."""
-        received = wire.receive(self._worker)
+        """Start a supervisor; False if the worker is gone.
+
+        If there are too many processes or open files, this creation alone fails: its control socket is closed.
+        """
+        try:
+            received = wire.receive(self._worker)
+        except wire.Cut:
+            return True
         if received is None:
             return False
         order, (descriptor,) = received
+        with suppress(OSError):
+            self._fork(order, descriptor)
+        os.close(descriptor)
+        return True
+
+    def _fork(self, order: dict[str, Any], descriptor: int) -> None:
         process = os.fork()
         if process == 0:
             self._supervise(order, descriptor)
-        os.close(descriptor)
-        self._supervisors[os.pidfd_open(process)] = (process, order["name"])
-        return True
+        try:
+            ended = os.pidfd_open(process)
+        except OSError:
+            os.kill(process, signal.SIGTERM)
+            os.waitpid(process, 0)
+            raise
+        self._supervisors[ended] = (process, order["name"])
 
     def _supervise(self, order: dict[str, Any], descriptor: int) -> None:
         code = 1

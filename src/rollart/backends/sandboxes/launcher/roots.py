@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rollart.backends.sandboxes.launcher.syscalls import MS_NODEV, MS_NOSUID, mount, unmount
+from rollart.backends.sandboxes.launcher.transfer import check_tree
 
 MB = 2**20
 HOST = "host"
@@ -145,6 +146,7 @@ class Root:
 
     def keep(self, target: Path) -> None:
         """Copy what was written to a folder that can be a lower layer."""
+        check_tree(str(self._layer / "upper"))
         copy(self._layer / "upper", target)
 
     def full(self) -> bool:

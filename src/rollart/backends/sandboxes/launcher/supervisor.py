@@ -128,6 +128,8 @@ class Supervisor:
             case "keep":
                 try:
                     self._root.keep(Path(order["target"]))
+                except transfer.Unreasonable as error:
+                    return {"unreasonable": str(error)}
                 except OSError as error:
                     return {"error": str(error)}
                 return {}

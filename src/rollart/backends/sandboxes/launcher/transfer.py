@@ -13,6 +13,13 @@ from typing import IO, Any
 
 CHUNK = 2**18
 EACH_MODE = 0o777
+MAX_DEPTH = 200
+MAX_PATH_BYTES = 3000
+"""Of a path below what is copied: all that comes after may walk it recursively, and give it to a system call."""
+
+
+class Unreasonable(OSError):
+    """A tree that only somebody makes who wants copying it to fail."""
 
 
 def open_to_read(path: str) -> int:
@@ -52,6 +59,7 @@ def _pack(folder: str, inside: str, archive: tarfile.TarFile) -> None:
         entries = sorted(listing, key=lambda entry: entry.name)
     for entry in entries:
         name = f"{inside}{entry.name}"
+        check_path(name)
         member = tarfile.TarInfo(name)
         if entry.is_dir(follow_symlinks=False):
             member.type, member.mode = tarfile.DIRTYPE, 0o755
@@ -63,6 +71,29 @@ def _pack(folder: str, inside: str, archive: tarfile.TarFile) -> None:
                 about = os.fstat(file.fileno())
                 member.size, member.mode = about.st_size, about.st_mode & EACH_MODE
                 archive.addfile(member, file)
+
+
+def check_path(inside: str) -> None:
+    """
+    >>> check_path("a/" * 200)
+    Traceback (most recent call last):
+    rollart.backends.sandboxes.launcher.transfer.Unreasonable: folders are nested more than 200 deep
+    """
+    if inside.count("/") >= MAX_DEPTH:
+        raise Unreasonable(f"folders are nested more than {MAX_DEPTH} deep")
+    if len(os.fsencode(inside)) > MAX_PATH_BYTES:
+        raise Unreasonable(f"a path has more than {MAX_PATH_BYTES} bytes")
+
+
+def check_tree(folder: str) -> None:
+    """Raise `Unreasonable` unless all paths below a folder can be copied."""
+    waiting = [folder]
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                check_path(os.path.relpath(entry.path, folder))
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
 
 
 def unpack(source: IO[bytes], folder: str) -> None:

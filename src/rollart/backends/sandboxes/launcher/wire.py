@@ -12,6 +12,10 @@ MAX_MESSAGE_BYTES = 160 * 1024
 MAX_DESCRIPTORS = 4
 
 
+class Cut(OSError):
+    """A message arrived without its end, or without its file descriptors because there is no room for them."""
+
+
 def pair() -> tuple[socket.socket, socket.socket]:
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in ends:
@@ -37,7 +41,7 @@ def receive(end: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
         return None
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         close(*descriptors)
-        raise OSError("a message was cut: it is too long")
+        raise Cut("a message was cut: it is too long, or too many files are open")
     message = json.loads(data)
     assert isinstance(message, dict)
     return message, list(descriptors)
