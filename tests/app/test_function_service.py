@@ -180,7 +180,7 @@ def test_calls_of_a_batch_that_were_in_time_are_answered(tmp_path):
     ("name", "retry", "text"),
     [
         ("wrong", False, "finite number"),
-        ("outage", True, "OSError: the database is away ?"),
+        ("outage", True, "OSError: the database is away \\ud800"),
         ("misspelt", False, "NameError"),
         ("leaving", True, "SystemExit"),
         ("cancelling", True, "cancelled"),

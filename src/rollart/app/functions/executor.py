@@ -14,13 +14,12 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from rollart.ports.reward import RewardKind
-from rollart.ports.reward_call import BadReward, RewardCaller, Rewards
+from rollart.ports.reward_call import MAX_ERROR_CHARACTERS, BadReward, RewardCaller, Rewards, shown
 from rollart.types.errors import WRONG_CODE
 from rollart.types.reward_wire import FunctionAnswer, FunctionCall
 from rollart.types.transcript import Transcript
 
 log = logging.getLogger(__name__)
-MAX_ERROR_CHARACTERS = 2000
 MAX_ANSWER_BYTES = 256 * 2**10
 
 
@@ -96,23 +95,20 @@ class LocalExecutor:
             else:
                 rewards = await self._threads.run(self._caller.score, call.transcripts)
         except BadReward as error:
-            return failure(call, str(error), retry=False)
+            return failure(call, shown(error), retry=False)
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - the boundary of user code: its errors are answers
             # As text that any log can hold: messages of errors may contain half of a surrogate pair.
             trace = traceback.format_exc().encode("utf-8", "backslashreplace").decode()
             log.error("the reward function %s failed on %s\n%s", self.path, call.key, trace)
-            return failure(call, f"{type(error).__name__}: {error}", retry=not isinstance(error, WRONG_CODE))
+            return failure(call, f"{type(error).__name__}: {shown(error)}", retry=not isinstance(error, WRONG_CODE))
         return success(call, rewards)
 
 
 def success(call: FunctionCall, rewards: Rewards) -> FunctionAnswer:
     answer = FunctionAnswer(call.key, rewards.values, rewards.parts)
-    try:
-        size = len(msgspec.json.encode(answer))
-    except UnicodeEncodeError:
-        return failure(call, "the name of a part is not Unicode text", retry=False)
+    size = len(msgspec.json.encode(answer))
     if size > MAX_ANSWER_BYTES:
         return failure(call, f"the rewards have {size} bytes, more than {MAX_ANSWER_BYTES}", retry=False)
     return answer
@@ -177,6 +173,6 @@ def _settle(future: "asyncio.Future[Rewards]", result: Any, problem: BaseExcepti
         future.set_result(result)
     elif isinstance(problem, StopIteration | asyncio.CancelledError | KeyboardInterrupt | SystemExit):
         # What a future cannot carry, or the loop would take for its own.
-        future.set_exception(RuntimeError(f"{type(problem).__name__}: {problem}"))
+        future.set_exception(RuntimeError(f"{type(problem).__name__}: {shown(problem)}"))
     else:
         future.set_exception(problem)

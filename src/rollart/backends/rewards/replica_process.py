@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rollart.backends.rewards.child_replica import READY
 from rollart.ports.factory import load, moved
+from rollart.ports.reward_call import shown
 
 PR_SET_PDEATHSIG = 1
 
@@ -24,7 +25,7 @@ def main(descriptor: str, parent: str, body: str, function: str, moves: str) -> 
     try:
         answer = load(body)(function)
     except BaseException as error:  # noqa: BLE001 - the boundary of user code: its module is imported here
-        connection.send_bytes(f"{type(error).__name__}: {error}".encode())
+        connection.send_bytes(f"{type(error).__name__}: {shown(error)}".encode())
         return
     connection.send_bytes(READY)
     try:
