@@ -216,6 +216,15 @@ def test_what_would_not_change_is_not_tried_again(answer):
         assert len(server.seen) == 1
 
 
+@pytest.mark.parametrize("status", [200, 400])
+@pytest.mark.parametrize("before", [0, judge_client.SHOWN_CHARACTERS - len(KEY) // 2])
+def test_no_part_of_the_key_that_the_endpoint_repeats_is_shown(monkeypatch, status, before):
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    with endpoint((status, "x" * before + KEY, {})) as server, pytest.raises(BadReward) as wrong:
+        judge(server, secret="JUDGE_KEY")(T)
+    assert KEY[:4] not in str(wrong.value)
+
+
 # --- settings -------------------------------------------------------------------------------------------------------
 
 

@@ -1,9 +1,13 @@
 """A reward behind a URL: what is sent, what is accepted, and what a service may do without costing a reward."""
 
 import asyncio
+import http.server
 import math
 import re
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from contextlib import ExitStack
@@ -15,6 +19,7 @@ from reward_server import RewardServer, hang, json, status
 from starlette.responses import Response
 
 from rollart.backends.rewards.pacing import MIN_KNOWN, Breaker
+from rollart.backends.rewards.remote_answers import LONGEST_REASON
 from rollart.backends.rewards.remote_client import MAX_SENDS
 from rollart.backends.rewards.remote_host import RemoteHost
 from rollart.types.errors import RequestError
@@ -128,6 +133,28 @@ def test_a_secret_that_the_service_repeats_does_not_reach_the_reason(stack, monk
     assert not failed.retry
     assert "401" in failed.reason
     assert SECRET not in failed.reason
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        json({"answers": [{"key": "1", "error": f"bad token {SECRET}"}]}),
+        status(404, "x" * (LONGEST_REASON - len(SECRET) // 2) + SECRET),
+        status(404, "x" * (LONGEST_REASON - len(SECRET)) + f" {SECRET}"),
+    ],
+)
+def test_no_part_of_a_secret_that_the_service_repeats_is_kept(stack, monkeypatch, response):
+    monkeypatch.setenv("JUDGE_SECRET", SECRET)
+    service = server(stack, first(1, response))
+    (failed,) = ask(client(stack, service.url, secret="JUDGE_SECRET"), question(1)).values()
+    assert SECRET[:4] not in failed.reason
+
+
+def test_names_of_parts_do_not_have_the_secret(stack, monkeypatch):
+    monkeypatch.setenv("JUDGE_SECRET", SECRET)
+    service = server(stack, first(1, json({"answers": [{"key": "1", "values": [1.0], "parts": [{SECRET: 1.0}]}]})))
+    (scored,) = ask(client(stack, service.url, secret="JUDGE_SECRET"), question(1)).values()
+    assert scored.parts == ({"[secret]": 1.0},)
 
 
 @pytest.mark.parametrize("code", [408, 429, 500, 502, 503, 504])
@@ -426,8 +453,26 @@ def test_the_sum_of_the_turns_needs_no_transcript(stack):
     assert ask(driver, ask_for) == {"1": Scored("1", (0.75,))}
 
 
-def test_a_certificate_that_is_not_valid_is_refused_for_good(stack):
-    """Here: no TLS at all behind an https URL, which is out of reach and may come back."""
+@pytest.mark.skipif(not shutil.which("openssl"), reason="openssl is not installed")
+def test_a_certificate_that_is_not_valid_is_refused_for_good(stack, tmp_path):
+    pair = ["-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem")]
+    kind = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=localhost"]
+    subprocess.run(["openssl", "req", *kind, *pair], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    service = stack.enter_context(http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler))
+    service.socket = context.wrap_socket(service.socket, server_side=True)
+    thread = threading.Thread(target=service.serve_forever, args=(0.01,))
+    thread.start()
+    stack.callback(thread.join)
+    stack.callback(service.shutdown)
+    (failed,) = ask(client(stack, f"https://127.0.0.1:{service.server_port}/"), question(1)).values()
+    assert not failed.retry
+    assert "certificate is not accepted" in failed.reason
+    assert "self-signed" in failed.reason
+
+
+def test_no_tls_behind_an_https_url_is_out_of_reach_and_may_come_back(stack):
     service = server(stack)
     driver = client(stack, service.url.replace("http://", "https://"), slots=1)
     (failed,) = ask(driver, question(1, deadline_s=1.0)).values()

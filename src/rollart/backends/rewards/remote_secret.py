@@ -12,7 +12,7 @@ HIDDEN = "[secret]"
 
 
 class RemoteSecret:
-    """Makes the headers of requests. Its text form says nothing about the secret."""
+    """Headers that authenticate a request. `repr` does not show the secret."""
 
     def __init__(self, variable: str, sent_as: str) -> None:
         """`variable` is empty where a function needs no secret."""
@@ -31,7 +31,7 @@ class RemoteSecret:
         return f"RemoteSecret({self._variable!r})"
 
     def headers(self, body: bytes) -> dict[str, str]:
-        """What shows the service that a request with this body is ours."""
+        """Headers that authenticate a request with this body."""
         if not self._secret:
             return {}
         if self._sent_as == BEARER:
