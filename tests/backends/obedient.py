@@ -3,6 +3,7 @@
 import ctypes
 import os
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -29,6 +30,16 @@ def obey(t: Transcript) -> float:
         case ["length", text]:
             return float(len(text))
     return float(os.getpid())
+
+
+def raising_body(function):  # noqa: ARG001
+    """A body that raises, and whose thread outlives it."""
+    threading.Thread(target=threading.Event().wait).start()
+
+    def answer(request):
+        raise RuntimeError(request)
+
+    return answer
 
 
 def question(number, text, deadline_s=100.0):

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -31,10 +32,13 @@ def main(descriptor: str, parent: str, body: str, function: str, moves: str) -> 
     try:
         while True:
             connection.send_bytes(answer(connection.recv_bytes()))
+    # Not through the interpreter's end, which waits for threads that the function may have left behind.
     except (EOFError, OSError):
-        # Not through the interpreter's end, which waits for threads that the function may have left behind.
         sys.stdout.flush()
         os._exit(0)
+    except BaseException:  # noqa: BLE001 - the worker sees the exit code
+        traceback.print_exc()
+        os._exit(1)
 
 
 def _end_with(parent: int) -> None:
