@@ -18,6 +18,9 @@ def obey(t: Transcript) -> float:
     match t.final_text.split():
         case ["hold", "the", "lock"]:
             ctypes.PyDLL(None).sleep(600)
+        case ["say", "and", "hang"]:
+            print("hanging", flush=True)  # noqa: T201
+            time.sleep(600)
         case ["hang"]:
             time.sleep(600)
         case ["leave", path]:

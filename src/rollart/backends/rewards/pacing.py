@@ -12,7 +12,7 @@ RECENT = 256
 MIN_KNOWN = 20
 LATE = 0.95
 HEDGE_SHARE = 0.1
-"""Requests sent a second time, as a share of all."""
+"""Maximum share of requests that are hedged."""
 MAX_HEDGE_CREDIT = 5.0
 MIN_HEDGE_S = 0.02
 
@@ -22,7 +22,7 @@ class Pace:
     it answers.
 
     >>> pace = Pace(8)
-    >>> pace.busy(10.0, retry_after_s=3.0, others=5)     # five more are under way: it works on those
+    >>> pace.busy(10.0, retry_after_s=3.0, others=5)     # five others are in flight, so it can take five
     >>> pace.limit, pace.resumes_at
     (5, -inf)
     >>> for _ in range(12): pace.answered()
@@ -44,7 +44,7 @@ class Pace:
         return int(self._limit)
 
     def busy(self, now: float, retry_after_s: float, others: int) -> None:
-        """A request was refused for this long, while so many others were under way."""
+        """Record that a request was refused for `retry_after_s` seconds while `others` requests were in flight."""
         self._limit = max(1.0, min(self._limit, float(others)))
         if not others:
             self.resumes_at = max(self.resumes_at, now + retry_after_s)

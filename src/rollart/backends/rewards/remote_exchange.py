@@ -16,6 +16,7 @@ import msgspec
 
 from rollart.backends.rewards.remote_answers import Failed, Outcome, Refused, outcome_of
 from rollart.backends.rewards.remote_secret import RemoteSecret
+from rollart.types.errors import RequestError
 from rollart.types.reward_wire import MAX_RESPONSE_BYTES, FunctionResponse
 
 CONNECT_S = 10.0
@@ -38,7 +39,10 @@ class RemoteExchange:
         self._secret = secret
         self._run = secrets.token_bytes(8)
         """Makes the traces of this worker differ from those of others."""
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError as error:
+            raise RequestError(f"{url!r} is not a URL: {error}") from error
         self.name = f"{parts.scheme}://{parts.netloc}{parts.path}"
         """The URL without its query, for messages."""
         self._session = aiohttp.ClientSession(

@@ -8,6 +8,7 @@ from rollart.types.errors import RequestError
 from rollart.types.reward_signature import HEADER, signature
 
 BEARER = "bearer"
+SIGNATURE = "signature"
 HIDDEN = "[secret]"
 
 
@@ -16,6 +17,8 @@ class RemoteSecret:
 
     def __init__(self, variable: str, sent_as: str) -> None:
         """`variable` is empty where a function needs no secret."""
+        if sent_as not in (BEARER, SIGNATURE):
+            raise RequestError(f"secret_as: {sent_as!r} is neither {BEARER!r} nor {SIGNATURE!r}")
         self._variable = variable
         self._sent_as = sent_as
         self._secret = os.environ.get(variable, "") if variable else ""
