@@ -94,6 +94,15 @@ def test_a_repeated_call_is_not_computed_again(tmp_path):
     run(tmp_path, "correct", test)
 
 
+def test_a_call_that_comes_twice_in_a_request_is_left_once(tmp_path):
+    async def test(served):
+        assert (await served.post(call(1), call(1), deadline_s=0.01))[0] == 504
+        await served.entered()
+        assert await served.health() == 503, "no client waits for the call that holds the only slot"
+
+    run(tmp_path, "gated", test, concurrency=1)
+
+
 def test_a_call_that_runs_is_joined(tmp_path):
     async def test(served):
         first = asyncio.create_task(served.post(call(1)))

@@ -32,7 +32,7 @@ class Endpoint:
         """The refusal of a request whose body need not be read."""
         try:
             if route_of(method, path) == "/":
-                self._secret.check_headers(headers)
+                self._secret.check_headers(headers, self._now())
                 check_size(headers.get("content-length", ""))
         except Refusal as refusal:
             return refusal.answer()
