@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from served_function import PATIENCE_S, SECRET, call, request, transcript, write_functions
 
-from rollart.app.functions import packaged
+from rollart.app.functions import closure, packaged
 from rollart.app.functions.closure import needs_of
 from rollart.app.functions.package import Target, package
 from rollart.types.errors import RequestError
@@ -166,6 +166,19 @@ def test_a_secret_with_a_newline_at_its_end_lets_in(tmp_path, monkeypatch):
     headers = {"Authorization": f"Bearer {SECRET}"}
     asked = SimpleNamespace(headers=headers, method="POST", path="/", get_data=request)
     assert score(asked)[1] == 200
+
+
+def test_packages_that_share_a_name_are_all_pinned(tmp_path, monkeypatch):
+    monkeypatch.setattr(closure.metadata, "packages_distributions", lambda: {"shared": ["pydantic", "pytest"]})
+    (tmp_path / "mine.py").write_text("import shared.inner\n")
+    found = needs_of(f"{tmp_path}/mine.py:f", []).requirements
+    assert [each.partition("==")[0] for each in found] == ["pydantic", "pytest"]
+
+
+def test_a_table_whose_code_is_in_another_folder_is_refused(tmp_path):
+    (tmp_path / "judges.toml").write_text('[mine]\nfactory = "judges/mine.py:Judge"\n')
+    with pytest.raises(RequestError, match="into one folder"):
+        needs_of(f"{tmp_path}/judges.toml:mine", [])
 
 
 def test_what_cannot_be_found_is_named(tmp_path):
