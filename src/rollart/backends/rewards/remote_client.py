@@ -16,6 +16,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from rollart.backends.rewards.pacing import Breaker, Hedging, Pace, backoff_s
@@ -192,23 +193,23 @@ class RemoteClient:
         return batch
 
     def _send(self, batch: Sequence[_Call]) -> None:
-        self._breaker.sent()
-        task = self._loop.create_task(self._carry(batch))
+        probe = self._breaker.sent()
+        task = self._loop.create_task(self._carry(batch, probe))
         self._requests[task] = batch
-        task.add_done_callback(self._ended)
+        task.add_done_callback(partial(self._ended, probe))
 
-    def _ended(self, task: "asyncio.Task[None]") -> None:
+    def _ended(self, probe: bool, task: "asyncio.Task[None]") -> None:
         batch = self._requests.pop(task)
         if task.cancelled():
             # All its calls are past their deadlines: the service hangs.
-            self._breaker.failed(self._loop.time())
+            self._breaker.failed(self._loop.time(), probe=probe)
         elif (error := task.exception()) is not None:
             for call in batch:
                 self._settle(call, ScoreFailed(call.request.key, f"{type(error).__name__}: {error}", retry=True))
-            self._breaker.undecided()
+            self._breaker.undecided(probe=probe)
         self._send_waiting()
 
-    async def _carry(self, batch: Sequence[_Call]) -> None:
+    async def _carry(self, batch: Sequence[_Call], probe: bool) -> None:
         until = min(call.deadline for call in batch)
         left_s = max(0.001, until - self._loop.time())
         calls = b",".join([call.body for call in batch])
@@ -224,10 +225,10 @@ class RemoteClient:
         if isinstance(outcome, Refused):
             self._breaker.answered()
         elif isinstance(outcome, Busy):
-            self._breaker.undecided()
+            self._breaker.undecided(probe=probe)
             self._pace.busy(now, self._pause_s(outcome, 1), others=len(self._requests) - 1)
         else:
-            self._breaker.failed(now)
+            self._breaker.failed(now, probe=probe)
         for call in batch:
             self._again(call, outcome, alone=len(batch) == 1)
 
