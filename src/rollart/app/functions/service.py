@@ -12,7 +12,6 @@ from collections.abc import Callable
 from rollart.app.functions.executor import Executed, Executor, failure
 from rollart.gateway.functions.answers import busy, deadline_passed
 from rollart.gateway.functions.memory import Memory, identity
-from rollart.gateway.functions.requests import MIN_DEADLINE_S
 from rollart.types.reward_wire import FunctionAnswer, FunctionCall, FunctionRequest, FunctionResponse
 
 RETRY_AFTER_S = 1
@@ -56,7 +55,7 @@ class FunctionService:
 
     async def answer(self, request: FunctionRequest) -> FunctionResponse:
         """Answers in the order of the calls; those that missed the deadline are errors to retry."""
-        deadline_s = max(request.deadline_s, MIN_DEADLINE_S)
+        deadline_s = request.deadline_s
         ids = [identity(call) for call in request.calls]
         remembered = [self._memory.recall(each) for each in ids]
         new = [each for each, known in zip(ids, remembered, strict=True) if not known and each not in self._running]
