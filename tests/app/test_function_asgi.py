@@ -4,7 +4,9 @@ import asyncio
 import json
 import os
 import re
+import resource
 import signal
+import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -15,12 +17,14 @@ from served_function import PATIENCE_S, SECRET, call, request, write_functions
 
 pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'rollart[serve]'")
 
+from rollart.app.functions import asgi
 from rollart.app.functions.asgi import AsgiApplication
 from rollart.app.functions.endpoint import Endpoint
 from rollart.app.functions.executor import LocalExecutor
-from rollart.app.functions.server import serve_function
+from rollart.app.functions.server import MAX_DESCRIPTORS, FunctionServer, serve_function, serve_on
 from rollart.app.functions.service import FunctionService
-from rollart.gateway.functions.requests import Secret
+from rollart.gateway.functions.requests import SIGNATURE, Secret
+from rollart.ports.factory import load
 from rollart.types.errors import RequestError
 from rollart.types.reward_wire import MAX_REQUEST_BYTES
 
@@ -34,7 +38,7 @@ def answer(tmp_path, parts, *headers, method="POST", body_timeout_s=PATIENCE_S):
     sent = []
 
     async def receive():
-        part = parts.pop(0)
+        part = parts.pop(0) if parts else ...
         if part is ...:
             await asyncio.Event().wait()
         if part is None:
@@ -74,6 +78,60 @@ def test_a_body_that_grows_too_large_is_refused_on_the_way(tmp_path):
 def test_clients_that_leave_or_stop_sending(tmp_path):
     assert answer(tmp_path, [b"{", None], BEARER) == (None, 2)
     assert answer(tmp_path, [b"{", ...], BEARER, body_timeout_s=0.01) == (408, 2)
+
+
+def test_a_client_that_leaves_ends_its_call(tmp_path):
+    async def whole():
+        file = write_functions(tmp_path)
+        module = load(f"{file}:correct").__globals__
+        service = FunctionService(LocalExecutor(f"{file}:endless", 1))
+        parts = [{"type": "http.request", "body": request()}]
+
+        async def receive():
+            if parts:
+                return parts.pop()
+            assert await asyncio.to_thread(module["ENTERED"].acquire, timeout=PATIENCE_S)
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            raise AssertionError(message)
+
+        app = AsgiApplication(lambda: Endpoint(service, Secret(SECRET)))
+        await app({"type": "http", "method": "POST", "path": "/", "headers": [BEARER]}, receive, send)
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
+        return len(service._running)
+
+    assert asyncio.run(whole()) == 0
+
+
+def test_bodies_together_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(asgi, "MAX_HELD_BYTES", 5)
+    assert answer(tmp_path, [b"123", b"456", b""], BEARER) == (429, 2)
+
+
+def test_signatures_that_cannot_be_right_are_refused_before_the_body(tmp_path):
+    for header in (b"t=1,v1=", b"t=" + b"9" * 5000 + b",v1=" + b"0" * 64, b"t=1,v1=" + b"0" * 64, b""):
+        assert answer(tmp_path, [request()], (SIGNATURE.encode(), header)) == (401, 0)
+
+
+def test_as_many_connections_as_calls_may_wait(tmp_path, monkeypatch):
+    served = []
+
+    async def serve(self, sockets):  # noqa: ARG001
+        served.append(self.config.limit_concurrency)
+
+    monkeypatch.setattr(FunctionServer, "serve", serve)
+    executor = LocalExecutor(f"{write_functions(tmp_path)}:correct", 8)
+    executor.queue = 10_000
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, before[1]), before[1]))
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            asyncio.run(serve_on(listening, executor, Secret(SECRET), 1))
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(before[1], MAX_DESCRIPTORS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert served[0] > 8 + 10_000 + 1024
 
 
 def test_the_command_serves_until_sigterm(tmp_path):

@@ -5,11 +5,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from served_function import PATIENCE_S, SECRET, call, request, transcript, write_functions
 
+from rollart.app.functions import closure, packaged
 from rollart.app.functions.closure import needs_of
 from rollart.app.functions.package import Target, package
 from rollart.types.errors import RequestError
@@ -149,6 +151,34 @@ def test_what_the_function_imports_goes_with_it(tmp_path):
     assert {"mine.py", "sibling.py", "helpers/__init__.py", "helpers/inner.py", "helpers/words.txt"} < set(needs.files)
     assert {"rollart/types/transcript.py", "rollart/types/errors.py", "rollart/types/failures.py"} < set(needs.files)
     assert [each.partition("==")[0] for each in needs.requirements] == ["msgspec", "xxhash"]
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "many", "1" * 5000])
+def test_a_concurrency_that_is_no_number_is_refused(tmp_path, monkeypatch, given):
+    monkeypatch.setenv(packaged.CONCURRENCY, given)
+    with pytest.raises(RequestError, match=packaged.CONCURRENCY):
+        packaged.asgi(str(tmp_path / "main.py"), f"{write_functions(tmp_path)}:correct")
+
+
+def test_a_secret_with_a_newline_at_its_end_lets_in(tmp_path, monkeypatch):
+    monkeypatch.setenv(packaged.SECRET, f"{SECRET}\n")
+    score = packaged.functions_framework(str(tmp_path / "main.py"), f"{write_functions(tmp_path)}:correct")
+    headers = {"Authorization": f"Bearer {SECRET}"}
+    asked = SimpleNamespace(headers=headers, method="POST", path="/", get_data=request)
+    assert score(asked)[1] == 200
+
+
+def test_packages_that_share_a_name_are_all_pinned(tmp_path, monkeypatch):
+    monkeypatch.setattr(closure.metadata, "packages_distributions", lambda: {"shared": ["pydantic", "pytest"]})
+    (tmp_path / "mine.py").write_text("import shared.inner\n")
+    found = needs_of(f"{tmp_path}/mine.py:f", []).requirements
+    assert [each.partition("==")[0] for each in found] == ["pydantic", "pytest"]
+
+
+def test_a_table_whose_code_is_in_another_folder_is_refused(tmp_path):
+    (tmp_path / "judges.toml").write_text('[mine]\nfactory = "judges/mine.py:Judge"\n')
+    with pytest.raises(RequestError, match="into one folder"):
+        needs_of(f"{tmp_path}/judges.toml:mine", [])
 
 
 def test_what_cannot_be_found_is_named(tmp_path):

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from served_function import PATIENCE_S, SECRET, call, request, transcript, write_functions
 
-from rollart.app.functions import service as service_module
+from rollart.app.functions import endpoint as endpoint_module
 from rollart.app.functions.endpoint import Endpoint
 from rollart.app.functions.executor import LocalExecutor
 from rollart.app.functions.service import FunctionService
@@ -19,7 +19,7 @@ HEADERS = {"authorization": f"Bearer {SECRET}"}
 
 @pytest.fixture(autouse=True)
 def _short_deadlines(monkeypatch):
-    monkeypatch.setattr(service_module, "MIN_DEADLINE_S", 0.001)
+    monkeypatch.setattr(endpoint_module, "MIN_DEADLINE_S", 0.001)
 
 
 class Served:
@@ -94,6 +94,15 @@ def test_a_repeated_call_is_not_computed_again(tmp_path):
     run(tmp_path, "correct", test)
 
 
+def test_a_call_that_comes_twice_in_a_request_is_left_once(tmp_path):
+    async def test(served):
+        assert (await served.post(call(1), call(1), deadline_s=0.01))[0] == 504
+        await served.entered()
+        assert await served.health() == 503, "no client waits for the call that holds the only slot"
+
+    run(tmp_path, "gated", test, concurrency=1)
+
+
 def test_a_call_that_runs_is_joined(tmp_path):
     async def test(served):
         first = asyncio.create_task(served.post(call(1)))
@@ -151,6 +160,17 @@ def test_a_thread_past_its_deadline_goes_on_and_is_remembered(tmp_path):
     run(tmp_path, "gated", test, concurrency=1)
 
 
+@pytest.mark.parametrize("limit_s", [0.01, 0.0, -1.0])
+def test_the_limit_of_a_platform_is_not_raised_to_the_least_deadline(tmp_path, monkeypatch, limit_s):
+    monkeypatch.setattr(endpoint_module, "MIN_DEADLINE_S", PATIENCE_S)
+
+    async def test(served):
+        answer = await served.endpoint.answer("POST", "/", HEADERS, request(), limit_s=limit_s)
+        assert answer.status == 504
+
+    run(tmp_path, "endless", test, concurrency=1)
+
+
 def test_an_async_call_past_its_deadline_is_stopped(tmp_path):
     async def test(served):
         for number in range(1, 4):
@@ -180,7 +200,7 @@ def test_calls_of_a_batch_that_were_in_time_are_answered(tmp_path):
     ("name", "retry", "text"),
     [
         ("wrong", False, "finite number"),
-        ("outage", True, "OSError: the database is away ?"),
+        ("outage", True, "OSError: the database is away \\ud800"),
         ("misspelt", False, "NameError"),
         ("leaving", True, "SystemExit"),
         ("cancelling", True, "cancelled"),

@@ -3,7 +3,7 @@
 import pytest
 
 from rollart.app.redaction import REDACTED, Redactor
-from rollart.types.transcript import Transcript, TranscriptTurn, pack, unpack
+from rollart.types.transcript import ToolCall, Transcript, TranscriptTurn, pack, unpack
 
 KEY = "key-12345"
 
@@ -20,6 +20,8 @@ def transcript(**changes):
         {"final_observation": f"the end: {KEY}"},
         {"prompt": {"answer": KEY, "deep": [{"x": ["-", f"<{KEY}>"]}], KEY: 1}},
         {"artifact": b"\xff\x00" + KEY.encode() + b"\xfe"},
+        {"turns": (TranscriptTurn("a", "b", calls=(ToolCall(KEY, {"k": [KEY], KEY: {"x": KEY}}, f"no {KEY}"),)),)},
+        {"prompt_id": KEY, "task": KEY, "cut": {f"prompt['{KEY}']": 3}},
     ],
 )
 def test_a_stored_transcript_has_no_match_left(given):
@@ -49,6 +51,20 @@ def test_without_patterns_transcripts_are_not_even_opened():
 )
 def test_every_token_of_a_match_is_hidden(texts, hidden):
     assert Redactor(["key-[0-9]+"]).tokens(texts) == hidden
+
+
+@pytest.mark.parametrize(
+    ("patterns", "text", "left"),
+    [
+        (["key", "(?i)bearer [a-z]+"], "a Key, BEARER abc", f"a Key, {REDACTED}"),
+        ([r"(\w+)@corp", r"(\d{4})-\1"], "me@corp has 1234-1234", f"{REDACTED} has {REDACTED}"),
+        ([r"(?P<q>a)b(?P=q)", r"(?P<q>c)d(?P=q)"], "aba cdc cda", f"{REDACTED} {REDACTED} cda"),
+        (["abc", "bcd", "c"], "abcde", f"{REDACTED}e"),
+        (["x*", "y"], "axxby", f"a{REDACTED}b{REDACTED}"),
+    ],
+)
+def test_patterns_do_not_affect_each_other(patterns, text, left):
+    assert Redactor(patterns).text(text) == left
 
 
 def test_a_longer_secret_goes_first():

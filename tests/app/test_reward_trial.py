@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -114,6 +115,17 @@ def test_one_of_several_rewards_is_compared(run: Path) -> None:
 def test_a_group_is_scored_with_those_of_its_members_that_had_a_result(run: Path) -> None:
     trial = try_reward(function(run, "rank"), run, task="say")
     assert {each.trajectory: each.after for each in trial.transcripts} == {0: 0.0, 1: 1.0, 2: 0.0}
+
+
+def test_a_damaged_transcript_fails_its_group_only(run: Path) -> None:
+    store = TranscriptStore(run / "transcripts", 10**6, print)
+    keep(store, 6, 1, "x", 1.0)
+    (last,) = (run / "transcripts").glob("000002.bin")
+    body = msgspec.msgpack.decode(last.read_bytes()[4:])
+    damaged = msgspec.msgpack.encode(body | {"packed": b"junk"})
+    last.write_bytes(len(damaged).to_bytes(4, "little") + damaged)
+    after = {each.trajectory: each.after for each in try_reward(function(run, "rank"), run, task="say").transcripts}
+    assert after == {0: 0.0, 1: 1.0, 2: None, 6: None}
 
 
 def test_a_failure_is_shown_and_is_no_reward(run: Path) -> None:

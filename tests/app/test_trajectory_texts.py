@@ -1,10 +1,12 @@
 """Trajectories as text: what is in it, how much of it there is, and that nothing depends on it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from rollart.app.redaction import REDACTED, Redactor
 from rollart.app.trajectory_texts import (
     FILES,
     LONGEST_TEXT,
@@ -167,3 +169,24 @@ def test_a_full_disk_is_said_once(tmp_path: Path) -> None:
         texts.ended(trajectory(("o", "a"), id=id), "")
     assert len(messages) == 1
     assert "cannot write trajectories" in messages[0]
+
+
+def test_a_codec_that_raises_stops_these_texts_only(tmp_path: Path) -> None:
+    class Words(ByteCodec):
+        def text(self, tokens: Sequence[int]) -> str:
+            raise KeyError(tokens[0])
+
+    messages: list[str] = []
+    texts = TrajectoryTexts(tmp_path / "t", Words(), 10, messages.append)
+    texts.ended(trajectory(("o", "a")), "")
+    texts.ended(trajectory(("o", "a"), id=2), "")
+    assert len(messages) == 1
+    assert "KeyError" in messages[0]
+
+
+def test_causes_are_redacted(tmp_path: Path) -> None:
+    texts = TrajectoryTexts(tmp_path / "t", CODEC, 10, print, Redactor(["key-[0-9]+"]))
+    texts.ended(trajectory(("o", "a"), outcome=Outcome.ENV_FAILED), "no answer for key-17")
+    kept = "".join(path.read_text() for path in (tmp_path / "t").iterdir())
+    assert kept.count(f"no answer for {REDACTED}") == 2
+    assert "key-17" not in kept

@@ -126,6 +126,15 @@ def test_a_folder_that_cannot_be_written_is_said_once_and_stops_nothing(tmp_path
     assert "cannot write transcripts" in line
 
 
+def test_a_file_that_a_run_removes_meanwhile_is_left_out(tmp_path: Path) -> None:
+    for number in (1, 2):
+        store(tmp_path).ended(ended(number))
+    reading = read_transcripts(tmp_path / "transcripts")
+    assert next(reading).trajectory == 1
+    (tmp_path / "transcripts" / "000002.bin").unlink()
+    assert list(reading) == []
+
+
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     store(tmp_path).ended(ended(1))
     (path,) = (tmp_path / "transcripts").iterdir()

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -17,6 +18,9 @@ def obey(t: Transcript) -> float:
     match t.final_text.split():
         case ["hold", "the", "lock"]:
             ctypes.PyDLL(None).sleep(600)
+        case ["say", "and", "hang"]:
+            print("hanging", flush=True)  # noqa: T201
+            time.sleep(600)
         case ["hang"]:
             time.sleep(600)
         case ["leave", path]:
@@ -29,6 +33,16 @@ def obey(t: Transcript) -> float:
         case ["length", text]:
             return float(len(text))
     return float(os.getpid())
+
+
+def raising_body(function):  # noqa: ARG001
+    """A body that raises, and whose thread outlives it."""
+    threading.Thread(target=threading.Event().wait).start()
+
+    def answer(request):
+        raise RuntimeError(request)
+
+    return answer
 
 
 def question(number, text, deadline_s=100.0):

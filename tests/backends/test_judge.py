@@ -11,6 +11,7 @@ from served_function import transcript
 from rollart.backends.rewards import judge_client
 from rollart.backends.rewards.judge import Judge
 from rollart.backends.rewards.judge_client import JudgeUnavailable
+from rollart.backends.rewards.judge_texts import TEMPLATE
 from rollart.ports.factory import load
 from rollart.ports.reward import RewardKind, kind_of
 from rollart.ports.reward_call import BadReward, RewardCaller
@@ -70,7 +71,9 @@ def endpoint(*answers):
 
 def judge(server, **settings):
     port = server.server_address[1]
-    return Judge(**{"base_url": f"http://127.0.0.1:{port}/v1/", "model": "m", "rubric": "Be right.", **settings})
+    template = {"template": "{{rubric}} {{final_text}}"} if settings.get("parse") == "pattern" else {}
+    common = {"base_url": f"http://127.0.0.1:{port}/v1/", "model": "m", "rubric": "Be right.", **template}
+    return Judge(**{**common, **settings})
 
 
 def judged(answer, **settings):
@@ -124,6 +127,8 @@ def test_judgements(answer, settings, reward):
         ('{"score": 10.1}', {}),
         ('{"score": -0.1}', {}),
         ('{"score": 1e400}', {}),
+        ('{"score": 1' + "0" * 310 + "}", {}),
+        ('{"score": 1' + "0" * 5000 + "}", {}),
         ("[7]", {}),
         ("{" * 10_000, {}),
         ('{"right": 7}', {"scores": ["right", "brief"]}),
@@ -151,6 +156,12 @@ def test_the_default_template_has_rubric_conversation_and_range():
     for part in ("Be right.", "[environment] What is 6 * 7?\n[agent] 42", "from 0 to 10", '"score"'):
         assert part in user["content"]
     assert "{{" not in user["content"]
+
+
+def test_the_example_has_all_scores():
+    with endpoint(says('{"clear": 5, "polite": 5}')) as server:
+        judge(server, scores=["clear", "polite"], lowest=1)(T)
+        assert 'for example: {"clear": 1.0, "polite": 1.0}' in server.seen[0][2]["messages"][0]["content"]
 
 
 def test_templates_name_fields_of_the_prompt_and_texts_are_not_templates():
@@ -216,6 +227,15 @@ def test_what_would_not_change_is_not_tried_again(answer):
         assert len(server.seen) == 1
 
 
+@pytest.mark.parametrize("status", [200, 400])
+@pytest.mark.parametrize("before", [0, judge_client.SHOWN_CHARACTERS - len(KEY) // 2])
+def test_no_part_of_the_key_that_the_endpoint_repeats_is_shown(monkeypatch, status, before):
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    with endpoint((status, "x" * before + KEY, {})) as server, pytest.raises(BadReward) as wrong:
+        judge(server, secret="JUDGE_KEY")(T)
+    assert KEY[:4] not in str(wrong.value)
+
+
 # --- settings -------------------------------------------------------------------------------------------------------
 
 
@@ -259,6 +279,7 @@ def test_a_table_that_is_wrong_is_refused(tmp_path, text, message):
         ({"lowest": 5, "highest": 5}, "must be more"),
         ({"template": "{{rubrik}}"}, "did you mean rubric"),
         ({"parse": "pattern"}, "go together"),
+        ({"parse": "pattern", "pattern": r"(\d)", "template": TEMPLATE}, "asks for JSON"),
         ({"pattern": "x"}, "go together"),
         ({"parse": "pattern", "pattern": "("}, "pattern"),
         ({"parse": "pattern", "pattern": "no group"}, "one group"),
@@ -269,4 +290,4 @@ def test_a_table_that_is_wrong_is_refused(tmp_path, text, message):
 )
 def test_settings_that_are_wrong_are_refused(settings, message):
     with pytest.raises(RequestError, match=message):
-        Judge(**{"base_url": "http://127.0.0.1:1/v1", "model": "m", **settings})
+        Judge(**{"base_url": "http://127.0.0.1:1/v1", "model": "m", "template": "{{final_text}}", **settings})

@@ -1,9 +1,15 @@
 """A reward behind a URL: what is sent, what is accepted, and what a service may do without costing a reward."""
 
 import asyncio
+import http.server
 import math
+import os
 import re
+import shutil
 import socket
+import ssl
+import subprocess
+import sys
 import threading
 import time
 from contextlib import ExitStack
@@ -15,12 +21,14 @@ from reward_server import RewardServer, hang, json, status
 from starlette.responses import Response
 
 from rollart.backends.rewards.pacing import MIN_KNOWN, Breaker
-from rollart.backends.rewards.remote_client import MAX_SENDS
+from rollart.backends.rewards.remote_answers import LONGEST_REASON
+from rollart.backends.rewards.remote_client import MAX_SENDS, _replica_s
+from rollart.backends.rewards.remote_exchange import Exchanged
 from rollart.backends.rewards.remote_host import RemoteHost
 from rollart.types.errors import RequestError
 from rollart.types.messages import EpisodeRecord, Scored, ScoreFailed, ScoreRequest
 from rollart.types.reward_signature import is_signed
-from rollart.types.reward_wire import MAX_RESPONSE_BYTES
+from rollart.types.reward_wire import MAX_RESPONSE_BYTES, FunctionAnswer, FunctionResponse
 from rollart.types.transcript import Transcript, TranscriptTurn, pack
 
 SECRET = "s3cret-of-a-function"
@@ -128,6 +136,28 @@ def test_a_secret_that_the_service_repeats_does_not_reach_the_reason(stack, monk
     assert not failed.retry
     assert "401" in failed.reason
     assert SECRET not in failed.reason
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        json({"answers": [{"key": "1", "error": f"bad token {SECRET}"}]}),
+        status(404, "x" * (LONGEST_REASON - len(SECRET) // 2) + SECRET),
+        status(404, "x" * (LONGEST_REASON - len(SECRET)) + f" {SECRET}"),
+    ],
+)
+def test_no_part_of_a_secret_that_the_service_repeats_is_kept(stack, monkeypatch, response):
+    monkeypatch.setenv("JUDGE_SECRET", SECRET)
+    service = server(stack, first(1, response))
+    (failed,) = ask(client(stack, service.url, secret="JUDGE_SECRET"), question(1)).values()
+    assert SECRET[:4] not in failed.reason
+
+
+def test_names_of_parts_do_not_have_the_secret(stack, monkeypatch):
+    monkeypatch.setenv("JUDGE_SECRET", SECRET)
+    service = server(stack, first(1, json({"answers": [{"key": "1", "values": [1.0], "parts": [{SECRET: 1.0}]}]})))
+    (scored,) = ask(client(stack, service.url, secret="JUDGE_SECRET"), question(1)).values()
+    assert scored.parts == ({"[secret]": 1.0},)
 
 
 @pytest.mark.parametrize("code", [408, 429, 500, 502, 503, 504])
@@ -272,7 +302,7 @@ def test_a_late_request_is_sent_again_under_its_key_and_the_first_answer_counts(
         ask(driver, question(number))
     assert ask(driver, question(99)) == {"99": Scored("99", (4.0,))}
     assert [seen.headers["idempotency-key"] for seen in service.seen[-2:]] == ["99", "99"]
-    assert driver.uses[ROUTE].hedges == 1
+    assert driver.uses[ROUTE].hedges >= 1  # on a busy machine others may be late as well
     assert driver.uses[ROUTE].retries == 0
 
 
@@ -300,6 +330,34 @@ def test_a_service_out_of_reach_is_replaced_by_the_function_itself(stack):
     questions = [question(number) for number in range(Breaker.FAILURES)]
     assert set(ask(driver, *questions).values()) == {Scored(str(n), (4.0,)) for n in range(Breaker.FAILURES)}
     assert driver.uses[ROUTE].fallbacks > 0
+
+
+HANGING_FALLBACK = """
+from rollart.backends.rewards.pacing import Breaker
+from rollart.backends.rewards.remote_host import RemoteHost
+from obedient import OBEY, question
+
+host = RemoteHost({{"url": "http://127.0.0.1:{port}/", "fallback": True, "function": OBEY,
+                   "slots": Breaker.FAILURES}}, lambda: None)
+host.post([question(number, "say and hang") for number in range(Breaker.FAILURES)])
+host.advance(0.0)
+with open(0) as stdin:
+    stdin.readline()
+host.close()
+"""
+
+
+def test_a_fallback_that_hangs_does_not_keep_the_process():
+    code = HANGING_FALLBACK.format(port=free_port())
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, **pipes) as process:
+        try:
+            assert process.stdout.readline() == "hanging\n"
+            process.stdin.close()
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
 
 
 def test_an_outage_delays_calls_and_costs_none(stack):
@@ -378,6 +436,49 @@ def test_a_call_that_breaks_its_request_does_not_break_the_others(stack):
     assert not answers["2"].retry
 
 
+def test_the_oldest_call_of_a_batch_does_not_fail_the_others(stack):
+    """Of the request with both, the service answers neither in the time that the first one has left."""
+    arrived, opened = threading.Event(), asyncio.Event()
+
+    async def misbehave(number, seen):
+        if number == 0:
+            arrived.set()
+            await opened.wait()
+        keys = [call.key for call in seen.request.calls]
+        if keys != ["1", "2"]:
+            return None
+        await asyncio.sleep(seen.request.deadline_s)
+        return json({"answers": [{"key": key, "error": "it did not finish", "retry": True} for key in keys]})
+
+    service = server(stack, misbehave)
+    driver = client(stack, service.url, slots=1, batch=2)
+    driver.send(question(0))
+    driver.slice()
+    assert arrived.wait(PATIENCE_S)
+    driver.send(question(1, deadline_s=1.0), question(2))
+    driver.slice()
+    service.loop.call_soon_threadsafe(opened.set)
+    assert {answer.key: answer for answer in driver.answers(3)}["2"] == Scored("2", (4.0,))
+
+
+def test_a_service_that_refuses_again_and_again_is_asked_less_often(stack):
+    async def misbehave(number, seen):  # noqa: ARG001
+        return status(503)
+
+    service = server(stack, misbehave)
+    (failed,) = ask(client(stack, service.url), question(1, deadline_s=3.0)).values()
+    assert failed.retry
+    assert len(service.seen) <= 7  # after 0.1, 0.3, 0.7, 1.5 s at the earliest
+
+
+@pytest.mark.parametrize(
+    ("compute_s", "charged_s"), [([1.0] * 8, 8.0), ([0.25], 0.25), ([9.0], 2.0), ([0.0], 2.0), ([-1.0, 0.5], 0.5)]
+)
+def test_what_a_request_occupied_is_the_sum_of_its_calls(compute_s, charged_s):
+    response = FunctionResponse(tuple([FunctionAnswer("", compute_s=each) for each in compute_s]))
+    assert _replica_s(Exchanged(response, 2.0, 0)) == charged_s
+
+
 def test_faults_of_every_kind_at_once_lose_and_double_nothing(stack):
     """30 % errors, 5 % hangs, 5 % answers that come twice; the test asks again as the controller does."""
 
@@ -426,8 +527,26 @@ def test_the_sum_of_the_turns_needs_no_transcript(stack):
     assert ask(driver, ask_for) == {"1": Scored("1", (0.75,))}
 
 
-def test_a_certificate_that_is_not_valid_is_refused_for_good(stack):
-    """Here: no TLS at all behind an https URL, which is out of reach and may come back."""
+@pytest.mark.skipif(not shutil.which("openssl"), reason="openssl is not installed")
+def test_a_certificate_that_is_not_valid_is_refused_for_good(stack, tmp_path):
+    pair = ["-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem")]
+    kind = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=localhost"]
+    subprocess.run(["openssl", "req", *kind, *pair], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    service = stack.enter_context(http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler))
+    service.socket = context.wrap_socket(service.socket, server_side=True)
+    thread = threading.Thread(target=service.serve_forever, args=(0.01,))
+    thread.start()
+    stack.callback(thread.join)
+    stack.callback(service.shutdown)
+    (failed,) = ask(client(stack, f"https://127.0.0.1:{service.server_port}/"), question(1)).values()
+    assert not failed.retry
+    assert "certificate is not accepted" in failed.reason
+    assert "self-signed" in failed.reason
+
+
+def test_no_tls_behind_an_https_url_is_out_of_reach_and_may_come_back(stack):
     service = server(stack)
     driver = client(stack, service.url.replace("http://", "https://"), slots=1)
     (failed,) = ask(driver, question(1, deadline_s=1.0)).values()

@@ -1,13 +1,16 @@
 import asyncio
+import json
 import math
 import threading
 
+import msgspec
 import numpy as np
 import pytest
 from parts import PATIENCE_S, RewardDriver
 
 from rollart.backends.rewards.functions import episode_return
 from rollart.backends.rewards.host import RewardHost
+from rollart.ports.reward_call import MAX_ERROR_CHARACTERS
 from rollart.types.messages import EpisodeRecord, RewardInfo, Scored, ScoreFailed, ScoreRequest
 from rollart.types.transcript import Transcript, TranscriptTurn, pack
 
@@ -21,6 +24,7 @@ VALUES = {
     "none": None,
     "numpy bool": np.bool_(True),
     "complex": 1j,
+    "large": 10**400,
     "list": [1.0],
 }
 
@@ -179,6 +183,42 @@ def test_a_function_whose_code_is_wrong_is_not_asked_again():
     driver = host()
     driver.send(score(1, b"typo"))
     assert driver.answers() == [ScoreFailed("1", "NameError: lenght", retry=False)]
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise ValueError
+
+
+def quotes_the_agent(t: Transcript) -> float:
+    said = json.loads(t.artifact)
+    raise Unspeakable if said == "unspeakable" else ValueError(said)
+
+
+def part_of_the_agent(t: Transcript) -> dict[str, float]:
+    return {json.loads(t.artifact): 1.0}
+
+
+@pytest.mark.parametrize(
+    ("function", "said", "why"),
+    [
+        ("quotes_the_agent", b'"\\ud83d"', "ValueError: \\ud83d"),
+        ("quotes_the_agent", b'"unspeakable"', "Unspeakable: (its text cannot be made)"),
+        ("part_of_the_agent", b'"\\ud83d"', "names are Unicode text"),
+    ],
+)
+def test_text_of_the_agent_does_not_break_an_answer(function, said, why):
+    driver = host(f"{__name__}:{function}")
+    driver.send(score(1, said))
+    (failed,) = driver.answers()
+    assert why in msgspec.msgpack.decode(msgspec.msgpack.encode(failed), type=ScoreFailed).reason
+
+
+def test_long_texts_of_errors_are_cut():
+    driver = host(f"{__name__}:quotes_the_agent")
+    driver.send(score(1, json.dumps("x" * 10_000).encode()))
+    (failed,) = driver.answers()
+    assert len(failed.reason) == len("ValueError: ") + MAX_ERROR_CHARACTERS
 
 
 def test_a_function_that_hangs_holds_up_its_thread_only():

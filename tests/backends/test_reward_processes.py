@@ -13,8 +13,10 @@ import pytest
 from obedient import OBEY, question
 from parts import PATIENCE_S, RewardDriver
 
+from rollart.backends.rewards.child_replica import ChildReplica, ChildReplicas
 from rollart.backends.rewards.remote_host import RemoteHost
 from rollart.backends.rewards.replica_host import ReplicaHost
+from rollart.ports.replicas import ReplicaLost, ReplicaOrder
 from rollart.types.messages import Scored, ScoreFailed
 
 TESTS = Path(__file__).parents[1]
@@ -83,6 +85,46 @@ def test_a_stopped_process_is_killed_though_it_reads_nothing(pool):
     assert failed.retry
     assert "killed" in failed.reason
     assert isinstance(ask(pool, question(3, "pid"))["3"], Scored)
+
+
+def test_a_replica_that_was_ready_too_late_is_kept(pool):
+    (failed,) = ask(pool, question(1, "pid", deadline_s=1e-6)).values()
+    assert failed == ScoreFailed("1", "no replica was ready before its deadline; raise deadline_s", retry=True)
+    assert isinstance(ask(pool, question(2, "pid"))["2"], Scored)
+    use = pool.uses["t/obey"]
+    assert (use.calls, use.kills, use.cold_starts) == (2, 0, 1)
+
+
+@pytest.mark.parametrize("error", [OSError("too many open files"), TypeError("a bug")])
+def test_a_start_that_fails_in_any_way_costs_its_own_call_only(error):
+    class Starter:
+        def __init__(self):
+            self.errors = [error]
+
+        def start(self, order):
+            if self.errors:
+                raise self.errors.pop()
+            return ChildReplicas().start(order)
+
+    driver = RewardDriver(ReplicaHost, {"function": OBEY, "slots": 1, "starter": Starter()})
+    assert ask(driver, question(1, "pid")) == {
+        "1": ScoreFailed("1", f"its replica failed: {type(error).__name__}: {error}", retry=True)
+    }
+    assert isinstance(ask(driver, question(1, "pid"))["1"], Scored)
+    driver.worker.close()
+
+
+def test_folders_of_imports_may_be_path_objects(pool, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
+    assert isinstance(ask(pool, question(1, "pid"))["1"], Scored)
+
+
+def test_a_body_that_raises_ends_its_process_whatever_threads_it_has():
+    replica = ChildReplica(ReplicaOrder("obedient:raising_body", OBEY, 0))
+    replica.wait_until_ready(PATIENCE_S)
+    with pytest.raises(ReplicaLost, match="exited with 1"):
+        replica.call(b"", PATIENCE_S)
+    replica.kill()
 
 
 def test_a_function_that_cannot_be_imported_says_so():

@@ -38,7 +38,7 @@ def test_a_bearer_secret_lets_in():
 
 @pytest.mark.parametrize("sent", ["", SECRET, "Bearer", "Bearer x", f"Basic {SECRET}", f"Bearer {SECRET}x", "Bearer é"])
 def test_without_it_nobody_gets_in(sent):
-    refusal = refused(Secret(SECRET).check_headers, {"authorization": sent})
+    refusal = refused(Secret(SECRET).check_headers, {"authorization": sent}, NOW)
     assert (refusal.status, refusal.headers["www-authenticate"]) == (401, "Bearer")
     assert SECRET not in refusal.answer().body.decode()
 
@@ -50,11 +50,13 @@ def test_a_signature_lets_in_the_body_it_was_made_for():
     for body, now in ((b"{} ", NOW), (b"{}", NOW + 301), (b"{}", NOW - 301)):
         assert refused(secret.check, headers, body, now).status == 401
     assert refused(secret.check, {SIGNATURE: signature("other", NOW, b"{}")}, b"{}", NOW).status == 401
-    assert refused(secret.check, {SIGNATURE: "nonsense"}, b"{}", NOW).status == 401
+    for header in ("nonsense", "t=1", f"t={'9' * 400},v1={'0' * 64}", f"t={'9' * 5000},v1={'0' * 64}"):
+        assert refused(secret.check, {SIGNATURE: header}, b"{}", NOW).status == 401
+        assert refused(secret.check_headers, {SIGNATURE: header}, NOW).status == 401
 
 
 def test_a_deployment_without_its_secret_is_closed_unless_it_is_declared_open():
-    refusal = refused(Secret(variable="MY_SECRET").check_headers, {"authorization": "Bearer "})
+    refusal = refused(Secret(variable="MY_SECRET").check_headers, {"authorization": "Bearer "}, NOW)
     assert refusal.status == 403
     assert "MY_SECRET" in refusal.message
     Secret(open=True).check({}, b"", NOW)

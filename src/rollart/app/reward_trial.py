@@ -1,4 +1,4 @@
-"""Trial of a reward function on the stored transcripts of a run: what would have changed."""
+"""Re-scoring of a run's stored transcripts with a reward function."""
 
 import asyncio
 import math
@@ -91,7 +91,14 @@ def _parts(kind: RewardKind, stored: Sequence[StoredTranscript]) -> Iterator[lis
         if each.outcome in TRAINABLE:
             groups.setdefault(each.group, []).append(each)
     for members in groups.values():
-        yield sorted(members, key=lambda each: each.transcript().member)
+        yield sorted(members, key=_member)
+
+
+def _member(stored: StoredTranscript) -> int:
+    try:
+        return stored.transcript().member
+    except ValueError:
+        return 0  # damaged: scoring the group says so
 
 
 def _score(scorer: Scorer, members: Sequence[StoredTranscript], reward: str, runner: asyncio.Runner) -> Iterable[Tried]:

@@ -80,10 +80,9 @@ class TrajectoryTexts:
             with (self._folder / f"step-{step:06}.jsonl").open("ab") as lines:
                 shown = sample(trajectory, kind, step, cause, self._codec, self._redactor)
                 lines.write(msgspec.json.encode(shown) + b"\n")
-        except OSError as error:
-            # Nothing depends on these texts; files that the run needs have their own errors.
+        except Exception as error:  # noqa: BLE001 - the codec is user code; nothing depends on these texts
             self._lost = True
-            self._say(f"{self._folder}: cannot write trajectories, stopping: {error}")
+            self._say(f"{self._folder}: cannot write trajectories, stopping: {type(error).__name__}: {error}")
 
 
 def describe(trajectory: Trajectory, cause: str, codec: Codec, redactor: Redactor = KEEP_ALL) -> str:
@@ -91,7 +90,7 @@ def describe(trajectory: Trajectory, cause: str, codec: Codec, redactor: Redacto
     outcome = "" if trajectory.outcome is None else trajectory.outcome.value
     reward = "no reward" if trajectory.reward is None else f"reward {trajectory.reward:g}"
     head = f"trajectory {trajectory.id}, {trajectory.task}, {trajectory.purpose.value}, prompt {trajectory.prompt.id}"
-    lines = [f"=== {head}: {outcome}, {reward}" + (f" ({cause})" if cause else "")]
+    lines = [f"=== {head}: {outcome}, {reward}" + (f" ({_shown(redactor.text(cause))})" if cause else "")]
     turn = 0
     for new_context, piece in all_pieces(trajectory):
         if new_context:
@@ -129,7 +128,7 @@ def sample(
         step=step,
         outcome="" if trajectory.outcome is None else trajectory.outcome.value,
         reward=trajectory.reward,
-        cause=cause,
+        cause=redactor.text(cause),
         versions=tuple(map(str, versions)),
         parts=tuple(parts[:MOST_PARTS]),
         left_out=max(len(parts) - MOST_PARTS, 0),

@@ -109,7 +109,11 @@ def read_transcripts(folder: Path) -> Iterator[StoredTranscript]:
     """The stored transcripts of a run, in the order in which their trajectories ended."""
     decoder = msgspec.msgpack.Decoder(StoredTranscript)
     for path in _files(folder):
-        with path.open("rb") as file:
+        try:
+            opened = path.open("rb")
+        except FileNotFoundError:  # a run that still writes has removed it
+            continue
+        with opened as file:
             while len(head := file.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
                 length = int.from_bytes(head, "little")
                 body = file.read(length)

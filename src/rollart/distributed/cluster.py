@@ -188,6 +188,7 @@ class Cluster:
         needs: Needs | None = None,
         strategy: Strategy = "PACK",
         place_s: float = 600.0,
+        start_s: float | None = None,
         first: int = 0,
         prepare: Callable[[int], None] | None = None,
         log: str = "",
@@ -198,9 +199,10 @@ class Cluster:
 
         With `resources`, ranks are bound to its devices: those of `role`, or as many of every hardware class as `ranks`
         says. Else every rank reserves `needs`. Both are packed on few nodes or spread over many; if there is no room
-        within `place_s` seconds, `RequestError`. Ranks count from `first`, if the caller is a rank itself. With a
-        `name` the actors are called `<name> rank <rank>`. `prepare` is called with the rank in its process, first of
-        all; `log` is the path of its output, with `{rank}`, for messages. `on_lost` is called from another thread.
+        within `place_s` seconds, `RequestError`; if processes or workers take longer than `start_s` to start,
+        `TimeoutError`. Ranks count from `first`, if the caller is a rank itself. With a `name` the actors are called
+        `<name> rank <rank>`. `prepare` is called with the rank in its process, first of all; `log` is the path of its
+        output, with `{rank}`, for messages. `on_lost` is called from another thread.
         """
         self.name = name or worker_class.__name__
         number = ranks if isinstance(ranks, int) else sum(ranks.values())
@@ -229,9 +231,9 @@ class Cluster:
                 options = room.options | ({"name": f"{name} rank {rank}"} if name else {})
                 self._hosts[rank] = _HOST.options(**options).remote(rank, first + number, room.resource, before)
                 self._watch(rank)
-            found = Pending({rank: self._start(rank, "facts") for rank in self._hosts}, list).result()
+            found = Pending({rank: self._start(rank, "facts") for rank in self._hosts}, list).result(start_s)
             self.nodes = dict(zip(self.rank_numbers, found, strict=True))
-            Pending({rank: self._start(rank, "build", blob) for rank in self._hosts}, list).result()
+            Pending({rank: self._start(rank, "build", blob) for rank in self._hosts}, list).result(start_s)
         except BaseException:
             self.close()
             raise

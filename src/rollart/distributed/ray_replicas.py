@@ -15,7 +15,7 @@ from rollart.distributed.cluster import Cluster
 from rollart.distributed.ray_process import Order, own_process, prepare_process
 from rollart.distributed.worker import Worker, register
 from rollart.ports.factory import load
-from rollart.ports.replicas import ReplicaBody, ReplicaLate, ReplicaLost, ReplicaOrder
+from rollart.ports.replicas import START_S, ReplicaBody, ReplicaLate, ReplicaLost, ReplicaOrder
 from rollart.types.errors import RankError, RequestError
 from rollart.types.placement import NOTHING, Needs
 
@@ -60,11 +60,15 @@ class RayReplica:
                 order.function,
                 needs=needs if own is not None and own.reserved else None,
                 place_s=PLACE_S,
+                start_s=START_S,
                 prepare=None if own is None else partial(_prepare, own.order_for_others(), log, name),
                 log=log,
             )
-        except (RankError, RequestError) as error:
+        except (RankError, RequestError, TimeoutError) as error:
             raise ReplicaLost(f"no replica could be started: {error}") from error
+
+    def wait_until_ready(self, limit_s: float) -> None:
+        """It is, since it was made."""
 
     def call(self, request: bytes, limit_s: float) -> bytes:
         try:

@@ -36,7 +36,7 @@ def deployment(factory: str, arguments: Mapping[str, Any], settings: "PlatformSe
         name="function",
         max_ongoing_requests=1,
         ray_actor_options={"num_cpus": settings.cpus},
-        graceful_shutdown_timeout_s=serve_platform.STOP_S,
+        graceful_shutdown_timeout_s=serve_platform.DRAIN_S,
         graceful_shutdown_wait_loop_s=0.1,
         request_router_config=RequestRouterConfig(
             request_router_class=FreeReplicaRouter,

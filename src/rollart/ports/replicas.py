@@ -12,6 +12,8 @@ raises `ReplicaLate`, after which the replica is only good to be killed; a repli
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+START_S = 300.0
+"""Limit of the start of a replica, which imports the function. It does not count as a call."""
 ReplicaBody = Callable[[bytes], bytes]
 """Answers requests; made by `factory(function)`."""
 
@@ -38,6 +40,10 @@ class ReplicaLost(Exception):
 class Replica(Protocol):
     """Used by one thread."""
 
+    def wait_until_ready(self, limit_s: float) -> None:
+        """Wait until it can be called. `ReplicaLost` if it cannot be started, or not within the limit."""
+        ...
+
     def call(self, request: bytes, limit_s: float) -> bytes:
         """Answer a request; the limit may be infinite."""
         ...
@@ -51,5 +57,5 @@ class ReplicaStarter(Protocol):
     """How replicas are started. Part of a worker's settings, hence picklable."""
 
     def start(self, order: ReplicaOrder) -> Replica:
-        """Start a replica; what its start takes may count against the first call. `ReplicaLost` if that fails."""
+        """Start a replica, which may not be ready yet. `ReplicaLost` if that fails."""
         ...

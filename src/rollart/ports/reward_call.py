@@ -15,6 +15,8 @@ from rollart.ports.factory import load
 from rollart.ports.reward import RewardKind, kind_of
 from rollart.types.transcript import Transcript
 
+MAX_ERROR_CHARACTERS = 2000
+
 
 class BadReward(Exception):
     """The function returned something that is not a reward; it would again."""
@@ -76,15 +78,47 @@ class RewardCaller:
         if not result:
             raise BadReward(f"the reward function {self.path} returned no part; a dict names at least one")
         for name in result:
-            if not isinstance(name, str):
-                raise BadReward(f"the reward function {self.path} returned a part named {name!r}; names are text")
+            if not isinstance(name, str) or not _is_unicode(name):
+                raise BadReward(
+                    f"the reward function {self.path} returned a part named {name!r}; names are Unicode text"
+                )
         parts = {name: self._number(value) for name, value in result.items()}
         return Rewards((self._number(math.fsum(parts.values())),), (parts,))
 
     def _number(self, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not is_finite(value):
             raise BadReward(f"the reward function {self.path} returned {value!r}; it must be a finite number")
         return float(value)
+
+
+def shown(error: BaseException) -> str:
+    """The text of an error of user code, bounded, and such that every encoding can hold it.
+
+    >>> shown(ValueError("half of a pair: \\ud83d"))
+    'half of a pair: \\\\ud83d'
+    """
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - user code as well
+        text = "(its text cannot be made)"
+    return text[:MAX_ERROR_CHARACTERS].encode(errors="backslashreplace").decode()
+
+
+def is_finite(number: Any) -> bool:
+    """Whether a number is finite as a float. Integers may be too large for one."""
+    try:
+        return math.isfinite(number)
+    except OverflowError:
+        return False
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a text has no half of a surrogate pair, which no encoding can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 async def _awaited(result: Any) -> Any:

@@ -1,6 +1,6 @@
 """Use of reward functions: calls, latencies, and what they cost, as their workers count it.
 
-Uses add up: of several workers, over a step, over a run. Latencies are counted in buckets that grow by a fifth, so
+Uses are summed over workers, over a step and over a run. Latencies are counted in buckets that grow by a fifth, so
 percentiles are exact to about 10 %.
 
     >>> use = RewardUse(calls=2, latencies={bucket(0.010): 1, bucket(0.100): 1})

@@ -1,27 +1,32 @@
 """The endpoint as an ASGI application, for any ASGI server. It needs no framework, so packages stay small."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from typing import Any
 
 from rollart.app.functions.endpoint import Endpoint
-from rollart.gateway.functions.answers import HttpAnswer, too_large, too_slow
+from rollart.app.functions.service import RETRY_AFTER_S
+from rollart.gateway.functions.answers import HttpAnswer, Refusal, busy, too_large, too_slow
 from rollart.types.reward_wire import MAX_REQUEST_BYTES
 
 BODY_TIMEOUT_S = 30.0
+MAX_HELD_BYTES = 8 * MAX_REQUEST_BYTES
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 
 class AsgiApplication:
-    """Refuses strangers and large bodies before it reads them; gives up on bodies that do not arrive."""
+    """Rejects unauthenticated and oversized requests before it reads their bodies; times out on bodies that do not
+    arrive. A client that leaves is noticed."""
 
     def __init__(self, build: Callable[[], Endpoint], *, body_timeout_s: float = BODY_TIMEOUT_S) -> None:
         """`build` is called on the server's event loop, at the first request or at its start-up."""
         self._build = build
         self._built: Endpoint | None = None
         self._body_timeout_s = body_timeout_s
+        self._held_bytes = 0
+        """Size of all bodies that are being read or answered."""
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -55,28 +60,53 @@ class AsgiApplication:
         refusal = self._endpoint.refuse(method, path, headers)
         if refusal is not None:
             return refusal
+        body = bytearray()
         try:
             async with asyncio.timeout(self._body_timeout_s):
-                body = await _read(receive)
+                if not await self._read(receive, body):
+                    return None
+            answering = self._endpoint.answer(method, path, headers, bytes(body))
+            return await _while_connected(receive, answering)
         except TimeoutError:
             return too_slow(self._body_timeout_s).answer()
-        if body is None:
-            return None
-        if len(body) > MAX_REQUEST_BYTES:
-            return too_large(MAX_REQUEST_BYTES).answer()
-        return await self._endpoint.answer(method, path, headers, body)
+        except Refusal as refused:
+            return refused.answer()
+        finally:
+            self._held_bytes -= len(body)
+
+    async def _read(self, receive: Receive, body: bytearray) -> bool:
+        """Read the body; False if the client left, `Refusal` if it, or all bodies together, are too large."""
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return False
+            piece = message.get("body", b"")
+            body += piece
+            self._held_bytes += len(piece)
+            if len(body) > MAX_REQUEST_BYTES:
+                raise too_large(MAX_REQUEST_BYTES)
+            if self._held_bytes > MAX_HELD_BYTES:
+                raise busy(RETRY_AFTER_S)
+            if not message.get("more_body", False):
+                return True
 
 
-async def _read(receive: Receive) -> bytes | None:
-    """The body, as far as it is not too large; None if the client left."""
-    body = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        body += message.get("body", b"")
-        if len(body) > MAX_REQUEST_BYTES or not message.get("more_body", False):
-            return bytes(body)
+async def _while_connected(receive: Receive, answering: Coroutine[Any, Any, HttpAnswer]) -> HttpAnswer | None:
+    """The answer; None if the client left before, and then nothing works on it any more."""
+    tasks = [asyncio.create_task(answering), asyncio.create_task(_left(receive))]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return tasks[0].result() if tasks[0].done() else None
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _left(receive: Receive) -> None:
+    """Wait until the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _send(send: Send, answer: HttpAnswer) -> None:

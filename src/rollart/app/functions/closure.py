@@ -39,7 +39,9 @@ def needs_of(function: str, roots: Iterable[str]) -> Needs:
         search.add_own(root)
     if place.endswith(".toml"):
         search.add_file(Path(place).resolve(), Path(place).name, Path(place).resolve().parent)
-        place = settings_of(Path(place), name)[0].rpartition(":")[0]
+        table, place = place, settings_of(Path(place), name)[0].rpartition(":")[0]
+        if place.endswith(".py") and Path(place).name != place:
+            raise RequestError(f"{table}: a package has {place} beside the table; move both into one folder")
     if place.endswith(".py"):
         file = Path(place)
         search.add_file(file.resolve(), file.name, file.resolve().parent)
@@ -101,9 +103,10 @@ class _Search:
                 self.add_file(file, file.relative_to(folder).as_posix(), folder)
 
     def _add_installed(self, top: str, importer: str) -> None:
-        distributions = self._distributions.get(top, ())
-        if distributions and not _is_editable(distributions[0]):
-            self.requirements.add(f"{distributions[0]}=={metadata.version(distributions[0])}")
+        # Several where they share a namespace package.
+        distributions = [each for each in self._distributions.get(top, ()) if not _is_editable(each)]
+        if distributions:
+            self.requirements |= {f"{each}=={metadata.version(each)}" for each in distributions}
             return
         spec = importlib.util.find_spec(top)
         if spec is None or spec.origin is None:

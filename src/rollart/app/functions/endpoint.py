@@ -15,7 +15,7 @@ import rollart
 from rollart.app.functions.service import FunctionService
 from rollart.gateway.functions.answers import HttpAnswer, Refusal, answer_too_large, failed
 from rollart.gateway.functions.openapi import document
-from rollart.gateway.functions.requests import Headers, Secret, check_size, parse, route_of
+from rollart.gateway.functions.requests import MIN_DEADLINE_S, Headers, Secret, check_size, parse, route_of
 from rollart.types.reward_wire import MAX_RESPONSE_BYTES
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Endpoint:
         """The refusal of a request whose body need not be read."""
         try:
             if route_of(method, path) == "/":
-                self._secret.check_headers(headers)
+                self._secret.check_headers(headers, self._now())
                 check_size(headers.get("content-length", ""))
         except Refusal as refusal:
             return refusal.answer()
@@ -61,7 +61,8 @@ class Endpoint:
 
     async def _score(self, body: bytes, limit_s: float) -> HttpAnswer:
         request = parse(body, self.service.executor.kind)
-        request = msgspec.structs.replace(request, deadline_s=min(request.deadline_s, limit_s))
+        deadline_s = min(max(request.deadline_s, MIN_DEADLINE_S), limit_s)
+        request = msgspec.structs.replace(request, deadline_s=deadline_s)
         response = await self.service.answer(request)
         encoded = msgspec.json.encode(response)
         if len(encoded) > MAX_RESPONSE_BYTES:

@@ -106,6 +106,7 @@ spec:
         - image: REGISTRY/{{name}}
           ports: [{ containerPort: 8080 }]
           readinessProbe: { httpGet: { path: /health } }
+          livenessProbe: { httpGet: { path: /health }, failureThreshold: 3 }
           env:
             - name: ROLLART_REWARD_SECRET
               valueFrom: { secretKeyRef: { name: rollart-reward, key: secret } }

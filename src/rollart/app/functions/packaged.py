@@ -25,6 +25,7 @@ from rollart.gateway.functions.lambda_events import (
 )
 from rollart.gateway.functions.requests import Secret
 from rollart.ports.factory import moved
+from rollart.types.errors import RequestError
 
 SECRET = "ROLLART_REWARD_SECRET"
 OPEN = "ROLLART_REWARD_OPEN"
@@ -99,9 +100,17 @@ class Background:
 
 def _load(entry: str, function: str) -> LocalExecutor:
     moved(Path(), Path(entry).parent)  # a file of the package is named relative to it
-    return LocalExecutor(function, int(os.environ.get(CONCURRENCY, DEFAULT_CONCURRENCY)))
+    return LocalExecutor(function, _concurrency(os.environ.get(CONCURRENCY, "")))
+
+
+def _concurrency(given: str) -> int:
+    if not given:
+        return DEFAULT_CONCURRENCY
+    if not (given.isascii() and given.isdecimal() and len(given) < 10 and int(given)):
+        raise RequestError(f"{CONCURRENCY} is {given!r}; it must be a number from 1 on")
+    return int(given)
 
 
 def _endpoint(executor: LocalExecutor, *, trusted: bool = False) -> Endpoint:
     is_open = trusted or os.environ.get(OPEN) == "1"
-    return Endpoint(FunctionService(executor), Secret(os.environ.get(SECRET, ""), SECRET, open=is_open))
+    return Endpoint(FunctionService(executor), Secret(os.environ.get(SECRET, "").strip(), SECRET, open=is_open))

@@ -93,7 +93,7 @@ def serve_platform(
         stack.enter_context(environment(SERVE_ENVIRONMENT))
         ray = stack.enter_context(LocalRay(advice=ADVICE) if address is None else connected(address))
         path = _everywhere(function) if address is None else function
-        platform = stack.enter_context(started(REPLICA, {"function": path}, settings))
+        platform = stack.enter_context(started(REPLICA, {"function": path}, settings, shared=address is not None))
         executor = PlatformExecutor(function, kind, platform, settings.max_replicas)
         if ray is not None:
             ray.when_lost(lambda: os.kill(os.getpid(), signal.SIGTERM))

@@ -1,6 +1,7 @@
 """`rollart reward serve`: one reward function on uvicorn, until Ctrl-C or SIGTERM."""
 
 import asyncio
+import resource
 import socket
 
 import uvicorn
@@ -16,7 +17,9 @@ SECRET = "ROLLART_REWARD_SECRET"
 """Environment variable with the secret that clients must know."""
 KEEP_ALIVE_S = 20
 """More than clients keep unused connections, so that they close them first and none is closed under a request."""
-SPARE_CONNECTIONS = 1024
+SPARE_CONNECTIONS = 4096
+"""Connections without a call that runs or waits. More are turned away by uvicorn, in a form of its own."""
+MAX_DESCRIPTORS = 65536
 
 
 def serve_function(function: str, host: str, port: int, *, secret_env: str, concurrency: int, grace_s: int) -> None:
@@ -29,6 +32,7 @@ def serve_function(function: str, host: str, port: int, *, secret_env: str, conc
 
 async def serve_on(listening: socket.socket, executor: Executor, secret: Secret, grace_s: int) -> None:
     """Serve until a signal."""
+    _allow_connections()
     app = AsgiApplication(lambda: Endpoint(FunctionService(executor), secret))
     server = FunctionServer(
         uvicorn.Config(
@@ -40,7 +44,7 @@ async def serve_on(listening: socket.socket, executor: Executor, secret: Secret,
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=executor.concurrency + SPARE_CONNECTIONS,
+            limit_concurrency=executor.concurrency + executor.queue + SPARE_CONNECTIONS,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=grace_s,
         )
@@ -49,8 +53,16 @@ async def serve_on(listening: socket.socket, executor: Executor, secret: Secret,
     await server.serve([listening])
 
 
+def _allow_connections() -> None:
+    """Raise this process's limit of open files, which is often 1,024, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 class FunctionServer(GracefulServer):
-    """Tells its URL once it listens."""
+    """Prints its URL once it listens."""
 
     ready = ""
 

@@ -1,8 +1,9 @@
 """Service of one reward function: which calls run, which are repeated, which are refused. Shared by all targets.
 
 Invariants: a call runs once at a time however often it is requested, and not again while its answer is remembered; at
-most `concurrency` calls run and `queue` wait; a request for which there is no room is refused with 429. A call
-without a waiting client is stopped where the executor can, and else keeps its slot until it ends.
+most `concurrency` calls run; a request is accepted if there is room for one call, running or in the `queue`, and else
+refused with 429. A call without a waiting client is stopped where the executor can, and else keeps its slot until it
+ends.
 """
 
 import asyncio
@@ -11,7 +12,6 @@ from collections.abc import Callable
 from rollart.app.functions.executor import Executed, Executor, failure
 from rollart.gateway.functions.answers import busy, deadline_passed
 from rollart.gateway.functions.memory import Memory, identity
-from rollart.gateway.functions.requests import MIN_DEADLINE_S
 from rollart.types.reward_wire import FunctionAnswer, FunctionCall, FunctionRequest, FunctionResponse
 
 RETRY_AFTER_S = 1
@@ -55,17 +55,14 @@ class FunctionService:
 
     async def answer(self, request: FunctionRequest) -> FunctionResponse:
         """Answers in the order of the calls; those that missed the deadline are errors to retry."""
-        deadline_s = max(request.deadline_s, MIN_DEADLINE_S)
+        deadline_s = request.deadline_s
         ids = [identity(call) for call in request.calls]
         remembered = [self._memory.recall(each) for each in ids]
         new = [each for each, known in zip(ids, remembered, strict=True) if not known and each not in self._running]
         if new and len(self._running) >= self.executor.concurrency + self.executor.queue:
             raise busy(RETRY_AFTER_S)
-        joined = {
-            each: self._join(each, call)
-            for each, call, known in zip(ids, request.calls, remembered, strict=True)
-            if not known
-        }
+        asked = {each: call for each, call, known in zip(ids, request.calls, remembered, strict=True) if not known}
+        joined = {each: self._join(each, call) for each, call in asked.items()}
         try:
             if joined:
                 await asyncio.wait([call.task for call in joined.values()], timeout=deadline_s)

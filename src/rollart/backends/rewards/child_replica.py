@@ -37,28 +37,36 @@ class ChildReplica:
     """One child process (`ports.replicas.Replica`)."""
 
     def __init__(self, order: ReplicaOrder) -> None:
-        ours, theirs = socket.socketpair()
+        path = json.dumps(list(map(str, sys.path)))
         moved = json.dumps([[str(before), str(after)] for before, after in moves()])
-        command = [sys.executable, "-c", START.format(module=MODULE), json.dumps(sys.path), str(theirs.fileno())]
-        with theirs:
-            self._process = subprocess.Popen(
-                [*command, str(os.getpid()), order.body, order.function, moved],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+        try:
+            ours, theirs = socket.socketpair()
+            command = [sys.executable, "-c", START.format(module=MODULE), path, str(theirs.fileno())]
+            with theirs:
+                self._process = subprocess.Popen(
+                    [*command, str(os.getpid()), order.body, order.function, moved],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise ReplicaLost(f"no process could be started: {error}") from error
         self._socket = ours
         self._connection = Connection(os.dup(ours.fileno()))
-        self._ready = False
+
+    def wait_until_ready(self, limit_s: float) -> None:
+        try:
+            started = self._received(time.monotonic() + limit_s)
+        except ReplicaLate:
+            raise ReplicaLost(f"the import of the reward function took longer than {limit_s:g} s") from None
+        except (EOFError, OSError) as error:
+            raise ReplicaLost(self._why(error)) from error
+        if started != READY:
+            raise ReplicaLost(started.decode(errors="replace"))
 
     def call(self, request: bytes, limit_s: float) -> bytes:
         until = time.monotonic() + limit_s
         try:
-            if not self._ready:
-                started = self._received(until)
-                if started != READY:
-                    raise ReplicaLost(started.decode(errors="replace"))
-                self._ready = True
             # A process that is stopped reads nothing, and a large request does not fit into the buffer of the socket.
             timeout = struct.pack("ll", *_timeval(until - time.monotonic()))
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
@@ -93,7 +101,7 @@ class ChildReplica:
 
 
 def _timeval(seconds: float) -> tuple[int, int]:
-    """For the kernel, where 0 is for ever."""
+    """`seconds` as a `timeval`; 0 means no limit."""
     if seconds == math.inf:
         return 0, 0
     micros = max(1, round(seconds * 1e6))

@@ -14,6 +14,7 @@ Invariants: a missing, unreadable or impossible score fails the reward for good 
 judge is searched for scores. Outages are retried, within limits.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -28,7 +29,18 @@ from rollart.ports.reward_call import BadReward
 from rollart.types.errors import RequestError
 from rollart.types.transcript import Transcript
 
-KNOWN = ("rubric", "scores", "lowest", "highest", "conversation", "final_text", "final_observation", "task", "earned")
+KNOWN = (
+    "rubric",
+    "scores",
+    "lowest",
+    "highest",
+    "example",
+    "conversation",
+    "final_text",
+    "final_observation",
+    "task",
+    "earned",
+)
 """What templates may name, besides `prompt.FIELD`."""
 
 
@@ -108,6 +120,7 @@ class Judge:
             "scores": ", ".join(f'"{name}"' for name in chosen.scores),
             "lowest": f"{chosen.lowest:g}",
             "highest": f"{chosen.highest:g}",
+            "example": json.dumps(dict.fromkeys(chosen.scores, chosen.lowest)),
         }
 
     def _scores(self, judgement: str) -> Mapping[str, float]:
@@ -140,6 +153,8 @@ def _check(chosen: JudgeSettings) -> None:
             raise RequestError(f"judge: template: there is no {{{{{name}}}}}{did_you_mean(name, KNOWN)}")
     if (chosen.parse == "pattern") != bool(chosen.pattern):
         raise RequestError('judge: parse = "pattern" and a pattern go together; give both or none')
+    if chosen.pattern and chosen.template == TEMPLATE:
+        raise RequestError("judge: the default template asks for JSON; give a `template` that asks for the pattern")
     try:
         groups = re.compile(chosen.pattern)
     except re.error as error:

@@ -1,7 +1,7 @@
 """Client of a chat endpoint, for judges: one question, one answer, despite an endpoint that is busy or fails.
 
 Retries what may pass (429, 5xx, no connection, no answer in time) with jitter, and honours `Retry-After`. Redirects are
-not followed, answers are bounded, and the key stands in one header and nowhere else. Thread-safe: each thread has a
+not followed, answers are bounded, and the key is sent in one header only. Thread-safe: each thread has a
 connection of its own, which is kept open.
 """
 
@@ -81,8 +81,7 @@ class ChatClient:
             raise _Busy(f"it cannot be reached: {str(error) or type(error).__name__}") from error
         if response.status == 200:
             return self._text(response.body)
-        shown = response.body.decode(errors="replace")[:SHOWN_CHARACTERS]
-        said = f"it answered {response.status}: {shown.replace(self._secret, '[secret]') if self._secret else shown}"
+        said = f"it answered {response.status}: {self._shown(response.body)}"
         if response.status in (408, 409, 425, 429) or response.status >= 500:
             raise _Busy(said, _seconds(response.retry_after))
         raise BadReward(f"{self._name}: {said}")
@@ -127,10 +126,13 @@ class ChatClient:
         try:
             text = json.loads(body)["choices"][0]["message"]["content"]
         except (ValueError, LookupError, TypeError) as error:
-            raise BadReward(
-                f"{self._name}: its answer is not a chat completion: {body[:SHOWN_CHARACTERS]!r}"
-            ) from error
+            raise BadReward(f"{self._name}: its answer is not a chat completion: {self._shown(body)!r}") from error
         return text if isinstance(text, str) else ""  # a model may answer with nothing
+
+    def _shown(self, body: bytes) -> str:
+        """The beginning of a body, without the key: cut last, or a part of the key could be left."""
+        text = body.decode(errors="replace")
+        return (text.replace(self._secret, "[secret]") if self._secret else text)[:SHOWN_CHARACTERS]
 
 
 def _pause_s(attempt: int, asked_s: float | None) -> float:

@@ -12,7 +12,7 @@ RECENT = 256
 MIN_KNOWN = 20
 LATE = 0.95
 HEDGE_SHARE = 0.1
-"""Requests sent a second time, as a share of all."""
+"""Maximum share of requests that are hedged."""
 MAX_HEDGE_CREDIT = 5.0
 MIN_HEDGE_S = 0.02
 
@@ -22,7 +22,7 @@ class Pace:
     it answers.
 
     >>> pace = Pace(8)
-    >>> pace.busy(10.0, retry_after_s=3.0, others=5)     # five more are under way: it works on those
+    >>> pace.busy(10.0, retry_after_s=3.0, others=5)     # five others are in flight, so it can take five
     >>> pace.limit, pace.resumes_at
     (5, -inf)
     >>> for _ in range(12): pace.answered()
@@ -44,7 +44,7 @@ class Pace:
         return int(self._limit)
 
     def busy(self, now: float, retry_after_s: float, others: int) -> None:
-        """A request was refused for this long, while so many others were under way."""
+        """Record that a request was refused for `retry_after_s` seconds while `others` requests were in flight."""
         self._limit = max(1.0, min(self._limit, float(others)))
         if not others:
             self.resumes_at = max(self.resumes_at, now + retry_after_s)
@@ -64,11 +64,14 @@ class Breaker:
     >>> for _ in range(Breaker.FAILURES): breaker.failed(0.0)
     >>> breaker.opens_at
     1.0
-    >>> breaker.sent(); breaker.opens_at
+    >>> breaker.sent(), breaker.opens_at                 # the probe
+    (True, inf)
+    >>> breaker.failed(1.5); breaker.opens_at            # a request from before it
     inf
-    >>> breaker.failed(2.0); breaker.opens_at
+    >>> breaker.failed(2.0, probe=True); breaker.opens_at
     4.0
     >>> breaker.sent(); breaker.answered(); breaker.opens_at
+    True
     -inf
     """
 
@@ -93,25 +96,28 @@ class Breaker:
             return -math.inf
         return math.inf if self._probing else self._until
 
-    def sent(self) -> None:
+    def sent(self) -> bool:
+        """Record a request; whether it is the probe."""
         self._probing = self._until is not None
+        return self._probing
 
     def answered(self) -> None:
         """The service works, whatever it answered."""
         self._failures, self._wait_s, self._until, self._probing = 0, self.FIRST_S, None, False
 
-    def failed(self, now: float) -> None:
-        """The service failed or was out of reach."""
+    def failed(self, now: float, *, probe: bool = False) -> None:
+        """The service failed a request, or was out of reach; those from before the probe say nothing about it."""
         self._failures += 1
-        if self._until is not None and self._probing:
+        if self._until is not None and probe:
             self._wait_s = min(2 * self._wait_s, self.LONGEST_S)
             self._until, self._probing = now + self._wait_s, False
         elif self._until is None and self._failures >= self.FAILURES:
             self._until = now + self._wait_s
 
-    def undecided(self) -> None:
-        """The probe, if there is one, showed nothing: another may be sent."""
-        self._probing = False
+    def undecided(self, *, probe: bool) -> None:
+        """A request showed nothing: if it was the probe, another may be sent."""
+        if probe:
+            self._probing = False
 
 
 class Hedging:

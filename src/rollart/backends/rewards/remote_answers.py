@@ -7,7 +7,7 @@ first answer to a key counts, others with the same key are ignored.
 import email.utils
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -44,11 +44,17 @@ class Refused(msgspec.Struct, frozen=True):
 Outcome = FunctionResponse | Busy | Failed | Refused
 
 
-def outcome_of(status: int, retry_after: str, body: bytes, now: float) -> Outcome:
-    """What a response means. `now` is Unix time, for a `Retry-After` that is a date."""
+def outcome_of(
+    status: int, retry_after: str, body: bytes, now: float, cleaned: Callable[[str], str] = lambda text: text
+) -> Outcome:
+    """What a response means. `now` is Unix time, for a `Retry-After` that is a date.
+
+    `cleaned` removes secrets from texts of the service, before they are cut: half of a secret would not be found.
+    """
     if status == 200:
-        return _decoded(body)
-    reason = f"it answered {status}{_detail(body)}"
+        outcome = _decoded(body)
+        return _cleaned(outcome, cleaned) if isinstance(outcome, FunctionResponse) else outcome
+    reason = f"it answered {status}{_detail(body, cleaned)}"
     if status in (429, 503):
         return Busy(reason, retry_after_s(retry_after, now))
     if 300 <= status < 400:
@@ -97,8 +103,23 @@ def by_key(answers: Sequence[FunctionAnswer]) -> dict[str, FunctionAnswer]:
     return found
 
 
+def _cleaned(response: FunctionResponse, cleaned: Callable[[str], str]) -> FunctionResponse:
+    """The response with its texts cleaned; keys are ours."""
+    answers = [
+        msgspec.structs.replace(
+            answer,
+            error=cleaned(answer.error),
+            parts=tuple([{cleaned(name): value for name, value in parts.items()} for parts in answer.parts]),
+        )
+        if answer.error or answer.parts
+        else answer
+        for answer in response.answers
+    ]
+    return msgspec.structs.replace(response, answers=tuple(answers))
+
+
 def _problem(answer: FunctionAnswer, transcripts: int) -> str:
-    """Why this is no answer for so many transcripts; empty if it is one."""
+    """Why the answer is not one finite number per transcript; empty if it is."""
     if len(answer.values) != transcripts:
         return f"answered {len(answer.values)} numbers for {transcripts} transcripts"
     numbers = [*answer.values, *(value for parts in answer.parts for value in parts.values())]
@@ -134,9 +155,9 @@ def _is_loose_json(body: bytes) -> bool:
     return True
 
 
-def _detail(body: bytes) -> str:
+def _detail(body: bytes, cleaned: Callable[[str], str]) -> str:
     """The beginning of the text that came with an error status."""
-    text = " ".join(body[: 4 * LONGEST_REASON].decode(errors="replace").split())
+    text = " ".join(cleaned(body.decode(errors="replace")).split())
     return f" ({_short(text)})" if text and not text.startswith("<") else ""
 
 

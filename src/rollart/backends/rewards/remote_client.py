@@ -5,7 +5,7 @@
                └──────── back-off ◄── busy, failed, or not in the response ──┤
     finish(answer, use) ◄── an answer, a refusal, too many failures, or the deadline
 
-Invariants: every call is finished exactly once, at its deadline at the latest, and what comes later is void; at most
+Invariants: every call is finished exactly once, by its deadline; later answers are ignored; at most
 `slots` requests are under way, hedges aside; all requests of a call have its idempotency key. A service that is out of
 reach costs time and no rewards: calls wait for it until their deadlines, or are computed here, if there is a fall-back.
 
@@ -15,8 +15,8 @@ Use in one event loop.
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from rollart.backends.rewards.pacing import Breaker, Hedging, Pace, backoff_s
@@ -34,11 +34,16 @@ _ENVELOPE_BYTES = 200
 Answer = Scored | ScoreFailed
 
 
+def closed(request: ScoreRequest) -> ScoreFailed:
+    return ScoreFailed(request.key, "the client of the function was closed", retry=True)
+
+
 class Fallback(NamedTuple):
     """Computes a reward here."""
 
-    answer: Callable[[ScoreRequest], Answer]
-    executor: Executor
+    answer: Callable[[ScoreRequest], Awaitable[Answer]]
+    slots: int
+    """Maximum number of concurrent calls."""
 
 
 class RemoteLimits(NamedTuple):
@@ -50,7 +55,19 @@ class RemoteLimits(NamedTuple):
 
 
 class _Call:
-    __slots__ = ("alone", "body", "deadline", "failures", "finish", "reason", "request", "settled", "timer", "use")
+    __slots__ = (
+        "alone",
+        "body",
+        "deadline",
+        "failures",
+        "finish",
+        "reason",
+        "refusals",
+        "request",
+        "settled",
+        "timer",
+        "use",
+    )
 
     def __init__(
         self,
@@ -66,10 +83,11 @@ class _Call:
         self.finish = finish
         self.use = RewardUse()
         self.failures = 0
+        self.refusals = 0
         self.reason = ""
         """Why it was not answered the last time."""
         self.alone = False
-        """Sent without others: one of those that it was sent with may have been the cause of a failure."""
+        """Sent without others: another call of its batch may have caused the failure."""
         self.settled = False
         self.timer: asyncio.TimerHandle | None = None
 
@@ -99,11 +117,20 @@ class RemoteClient:
         self._requests: dict[asyncio.Task[None], Sequence[_Call]] = {}
         """Requests under way."""
         self._resume: asyncio.TimerHandle | None = None
+        self._open: dict[_Call, None] = {}
+        """Calls that are not settled."""
+        self._computing: dict[asyncio.Task[None], None] = {}
+        """Calls that are computed here, or wait for that."""
+        self._places = asyncio.Semaphore(fallback.slots if fallback is not None else 0)
 
     def call(self, request: ScoreRequest, body: bytes, finish: Callable[[Answer, RewardUse], None]) -> None:
         """Get an answer to a request. `body` is the JSON of its `FunctionCall`."""
         seconds = request.deadline_s or DEFAULT_DEADLINE_S
         call = _Call(request, body, self._loop.time() + seconds, finish)
+        self._open[call] = None
+        if self._closed:
+            self._settle(call, closed(request))
+            return
         if len(body) + _ENVELOPE_BYTES > MAX_REQUEST_BYTES:
             reason = f"its transcripts take {len(body):,} bytes; a request has at most {MAX_REQUEST_BYTES:,}"
             self._settle(call, ScoreFailed(request.key, reason, retry=False))
@@ -113,15 +140,17 @@ class RemoteClient:
         self._send_waiting()
 
     async def close(self) -> None:
-        """Drop everything."""
+        """Stop all requests; calls that are open fail."""
         self._closed = True
         if self._resume is not None:
             self._resume.cancel()
-        tasks = list(self._requests)
+        tasks = [*self._requests, *self._computing]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._exchange.close()
+        for call in list(self._open):
+            self._settle(call, closed(call.request))
 
     # --- sending ----------------------------------------------------------------------------------------------------
 
@@ -164,24 +193,25 @@ class RemoteClient:
         return batch
 
     def _send(self, batch: Sequence[_Call]) -> None:
-        self._breaker.sent()
-        task = self._loop.create_task(self._carry(batch))
+        probe = self._breaker.sent()
+        task = self._loop.create_task(self._carry(batch, probe))
         self._requests[task] = batch
-        task.add_done_callback(self._ended)
+        task.add_done_callback(partial(self._ended, probe))
 
-    def _ended(self, task: "asyncio.Task[None]") -> None:
+    def _ended(self, probe: bool, task: "asyncio.Task[None]") -> None:
         batch = self._requests.pop(task)
         if task.cancelled():
             # All its calls are past their deadlines: the service hangs.
-            self._breaker.failed(self._loop.time())
+            self._breaker.failed(self._loop.time(), probe=probe)
         elif (error := task.exception()) is not None:
             for call in batch:
                 self._settle(call, ScoreFailed(call.request.key, f"{type(error).__name__}: {error}", retry=True))
-            self._breaker.undecided()
+            self._breaker.undecided(probe=probe)
         self._send_waiting()
 
-    async def _carry(self, batch: Sequence[_Call]) -> None:
-        left_s = max(0.001, min(call.deadline for call in batch) - self._loop.time())
+    async def _carry(self, batch: Sequence[_Call], probe: bool) -> None:
+        until = min(call.deadline for call in batch)
+        left_s = max(0.001, until - self._loop.time())
         calls = b",".join([call.body for call in batch])
         body = b'{"calls":[%b],"deadline_s":%b}' % (calls, f"{left_s:.3f}".encode())
         done = await self._hedged(batch[0], body)
@@ -190,15 +220,15 @@ class RemoteClient:
         if isinstance(outcome, FunctionResponse):
             self._pace.answered()
             self._breaker.answered()
-            self._take(batch, outcome)
+            self._take(batch, outcome, late=len(batch) > 1 and now >= until)
             return
         if isinstance(outcome, Refused):
             self._breaker.answered()
         elif isinstance(outcome, Busy):
-            self._breaker.undecided()
+            self._breaker.undecided(probe=probe)
             self._pace.busy(now, self._pause_s(outcome, 1), others=len(self._requests) - 1)
         else:
-            self._breaker.failed(now)
+            self._breaker.failed(now, probe=probe)
         for call in batch:
             self._again(call, outcome, alone=len(batch) == 1)
 
@@ -248,12 +278,15 @@ class RemoteClient:
 
     # --- answers ----------------------------------------------------------------------------------------------------
 
-    def _take(self, batch: Sequence[_Call], response: FunctionResponse) -> None:
+    def _take(self, batch: Sequence[_Call], response: FunctionResponse, *, late: bool) -> None:
+        """`late`: at the deadline of one of the calls, so others may have had too little time."""
         answers = by_key(response.answers)
         for call in batch:
             answer = answer_of(call.request, answers)
             if answer is None:
                 self._again(call, Failed("the response has no answer with its key"), alone=len(batch) == 1)
+            elif late and isinstance(answer, ScoreFailed) and answer.retry:
+                self._again(call, Failed(answer.reason), alone=False)
             else:
                 self._settle(call, answer)
 
@@ -267,7 +300,8 @@ class RemoteClient:
             self._settle(call, ScoreFailed(call.request.key, outcome.reason, retry=False))
             return
         call.failures += not isinstance(outcome, Busy)
-        at = self._loop.time() + self._pause_s(outcome, max(1, call.failures))
+        call.refusals += isinstance(outcome, Busy)
+        at = self._loop.time() + self._pause_s(outcome, call.failures + call.refusals)
         if call.failures >= MAX_SENDS or at >= call.deadline:
             self._settle(call, ScoreFailed(call.request.key, outcome.reason, retry=True))
             return
@@ -291,19 +325,21 @@ class RemoteClient:
         if call.settled:
             return
         call.settled = True
+        del self._open[call]
         if call.timer is not None:
             call.timer.cancel()
         call.finish(answer, call.use)
 
     def _compute_here(self, call: _Call, fallback: Fallback) -> None:
         call.use.fallbacks += 1
-        computed = self._loop.run_in_executor(fallback.executor, fallback.answer, call.request)
+        task = self._loop.create_task(self._computed(call, fallback))
+        self._computing[task] = None
+        task.add_done_callback(self._computing.pop)
 
-        def done(future: "asyncio.Future[Answer]") -> None:
-            if not future.cancelled():
-                self._settle(call, future.result())
-
-        computed.add_done_callback(done)
+    async def _computed(self, call: _Call, fallback: Fallback) -> None:
+        async with self._places:
+            if not call.settled:  # one that is past its deadline would hold up the others
+                self._settle(call, await fallback.answer(call.request))
 
 
 def _replica_s(done: Exchanged) -> float:
@@ -314,7 +350,8 @@ def _replica_s(done: Exchanged) -> float:
     if isinstance(done.outcome, Busy):
         return 0.0
     if isinstance(done.outcome, FunctionResponse):
-        reported = sum(answer.compute_s for answer in done.outcome.answers)
-        if 0.0 < reported <= done.seconds:
+        # Calls of a batch run side by side, each no longer than the request took.
+        reported = sum(min(max(0.0, answer.compute_s), done.seconds) for answer in done.outcome.answers)
+        if reported > 0.0:
             return reported
     return done.seconds

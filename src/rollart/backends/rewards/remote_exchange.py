@@ -7,7 +7,6 @@ trace.
 
 import hashlib
 import secrets
-import ssl
 import time
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -17,6 +16,7 @@ import msgspec
 
 from rollart.backends.rewards.remote_answers import Failed, Outcome, Refused, outcome_of
 from rollart.backends.rewards.remote_secret import RemoteSecret
+from rollart.types.errors import RequestError
 from rollart.types.reward_wire import MAX_RESPONSE_BYTES, FunctionResponse
 
 CONNECT_S = 10.0
@@ -39,7 +39,10 @@ class RemoteExchange:
         self._secret = secret
         self._run = secrets.token_bytes(8)
         """Makes the traces of this worker differ from those of others."""
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError as error:
+            raise RequestError(f"{url!r} is not a URL: {error}") from error
         self.name = f"{parts.scheme}://{parts.netloc}{parts.path}"
         """The URL without its query, for messages."""
         self._session = aiohttp.ClientSession(
@@ -69,9 +72,11 @@ class RemoteExchange:
                     chunks.append(chunk)
                 else:
                     retry_after = response.headers.get("Retry-After", "")
-                    outcome = outcome_of(response.status, retry_after, b"".join(chunks), time.time())
-        except ssl.SSLCertVerificationError as error:
-            outcome = Refused(f"its certificate is not accepted: {error.verify_message}")
+                    outcome = outcome_of(
+                        response.status, retry_after, b"".join(chunks), time.time(), self._secret.removed_from
+                    )
+        except aiohttp.ClientConnectorCertificateError as error:
+            outcome = Refused(f"its certificate is not accepted: {error.certificate_error}")
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             outcome = Failed(f"it cannot be reached: {str(error) or type(error).__name__}")
         return Exchanged(self._named(outcome), time.monotonic() - began, received)
@@ -86,7 +91,7 @@ class RemoteExchange:
         }
 
     def _named(self, outcome: Outcome) -> Outcome:
-        """With the name of the service in what goes to journal and logs, and without the secret."""
+        """Add the service's name to the reason and remove the secret from it."""
         if isinstance(outcome, FunctionResponse):
             return outcome
         reason = self._secret.removed_from(f"{self.name}: {outcome.reason}")

@@ -8,7 +8,6 @@ A transcript gives a number, a list of them a list: each is a call of its own, a
 function compares them. Retries, hedging and back-pressure are those of `remote_client`. Thread-safe.
 """
 
-import asyncio
 import itertools
 import secrets
 import threading
@@ -20,6 +19,7 @@ import msgspec
 from rollart.backends.rewards.remote_client import RemoteClient, RemoteLimits
 from rollart.backends.rewards.remote_exchange import RemoteExchange
 from rollart.backends.rewards.remote_secret import RemoteSecret
+from rollart.backends.rewards.remote_thread import ClientThread
 from rollart.backends.rewards.shell import Answer
 from rollart.config.reward_place import REMOTE_SLOTS
 from rollart.types.errors import RewardFault
@@ -28,8 +28,6 @@ from rollart.types.messages import EpisodeRecord, Scored, ScoreRequest
 from rollart.types.reward_use import RewardUse
 from rollart.types.reward_wire import FunctionCall
 from rollart.types.transcript import Transcript
-
-CLOSE_S = 5.0
 
 
 class RemoteFunction:
@@ -56,24 +54,21 @@ class RemoteFunction:
         self.use = RewardUse()
         """What all calls so far have taken."""
         self._lock = threading.Lock()
-        self._loop = asyncio.new_event_loop()
-        self._ending = asyncio.Event()
-        started = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(started,), name="remote function", daemon=True)
-        self._thread.start()
-        started.wait()
+        self._client = ClientThread("remote function", self._build)
 
     def __call__(self, given: Transcript | Sequence[Transcript]) -> float | list[float]:
         """The rewards; raises `RewardFault` if one cannot be had."""
         if isinstance(given, Transcript):
             return self._started([given]).result()[0]
+        if not given:
+            return []
         if self._group:
             return list(self._started(list(given)).result())
         return [call.result()[0] for call in [self._started([each]) for each in given]]
 
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._ending.set)
-        self._thread.join(CLOSE_S)
+        """Calls that are open fail."""
+        self._client.close()
 
     def _started(self, transcripts: list[Transcript]) -> "Future[tuple[float, ...]]":
         key = f"{self._name}/{next(self._numbers)}"
@@ -91,20 +86,13 @@ class RemoteFunction:
             else:
                 done.set_exception(RewardFault(answer.reason, FailureKind.ERROR))
 
-        self._loop.call_soon_threadsafe(self._client.call, request, body, finish)
+        self._client.call(request, body, finish)
         return done
 
     def _spent(self, _: str, use: RewardUse) -> None:
         with self._lock:
             self.use.add(use)
 
-    def _run(self, started: threading.Event) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._serve(started))
-
-    async def _serve(self, started: threading.Event) -> None:
+    def _build(self) -> RemoteClient:
         exchange = RemoteExchange(self._url, self._secret, connections=2 * self._slots)
-        self._client = RemoteClient(exchange, RemoteLimits(self._slots), self._spent)
-        started.set()
-        await self._ending.wait()
-        await self._client.close()
+        return RemoteClient(exchange, RemoteLimits(self._slots), self._spent)

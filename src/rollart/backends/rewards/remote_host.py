@@ -6,10 +6,8 @@
 What is sent when, and what becomes of it: `remote_client`. The wire format: `types.reward_wire`.
 """
 
-import asyncio
-import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -18,15 +16,15 @@ from pydantic import Field
 from rollart.backends.rewards.remote_client import Fallback, RemoteClient, RemoteLimits
 from rollart.backends.rewards.remote_exchange import RemoteExchange
 from rollart.backends.rewards.remote_secret import RemoteSecret
+from rollart.backends.rewards.remote_thread import ClientThread
 from rollart.backends.rewards.scorer import Scorer, transcripts_of, unreadable
 from rollart.backends.rewards.shell import RewardShell
 from rollart.config.base import Strict
 from rollart.config.reward_place import LOCAL_SLOTS, REMOTE_SLOTS
+from rollart.ports.daemon_threads import DaemonThreads
 from rollart.types.messages import RewardInfo, ScoreRequest
 from rollart.types.reward_use import RewardUse
 from rollart.types.reward_wire import FunctionCall
-
-CLOSE_S = 5.0
 
 
 class RemoteHostSettings(Strict):
@@ -54,22 +52,15 @@ class RemoteHost(RewardShell):
         super().__init__(info, chosen.price, wake)
         self._settings = chosen
         self._secret = RemoteSecret(chosen.secret, chosen.secret_as)
-        self._executor = ThreadPoolExecutor(LOCAL_SLOTS, "fallback") if chosen.fallback else None
+        self._threads = DaemonThreads()
         self._fallback = None
-        if self._executor is not None:
-            self._fallback = Fallback(Scorer(chosen.function).answer, self._executor)
-        self._loop = asyncio.new_event_loop()
-        self._ending = asyncio.Event()
-        started: threading.Event = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(started,), name="remote reward", daemon=True)
-        self._thread.start()
-        started.wait()
+        if chosen.fallback:
+            self._fallback = Fallback(partial(self._threads.run, Scorer(chosen.function).answer), LOCAL_SLOTS)
+        self._client = ClientThread("remote reward", self._build)
 
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._ending.set)
-        self._thread.join(CLOSE_S)
-        if self._executor is not None:
-            self._executor.shutdown(wait=False, cancel_futures=True)
+        self._client.close()
+        self._threads.close()
 
     def _start(self, request: ScoreRequest) -> None:
         try:
@@ -78,19 +69,10 @@ class RemoteHost(RewardShell):
         except ValueError as error:
             self.finish(request, unreadable(request, error), RewardUse())
             return
-        self._loop.call_soon_threadsafe(
-            self._client.call, request, body, lambda answer, use: self.finish(request, answer, use)
-        )
+        self._client.call(request, body, lambda answer, use: self.finish(request, answer, use))
 
-    def _run(self, started: threading.Event) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._serve(started))
-
-    async def _serve(self, started: threading.Event) -> None:
+    def _build(self) -> RemoteClient:
         chosen = self._settings
         exchange = RemoteExchange(chosen.url, self._secret, connections=2 * chosen.slots)
         limits = RemoteLimits(chosen.slots, chosen.batch, chosen.hedge)
-        self._client = RemoteClient(exchange, limits, self.used, self._fallback)
-        started.set()
-        await self._ending.wait()
-        await self._client.close()
+        return RemoteClient(exchange, limits, self.used, self._fallback)

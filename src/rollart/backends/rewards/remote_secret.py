@@ -8,14 +8,17 @@ from rollart.types.errors import RequestError
 from rollart.types.reward_signature import HEADER, signature
 
 BEARER = "bearer"
+SIGNATURE = "signature"
 HIDDEN = "[secret]"
 
 
 class RemoteSecret:
-    """Makes the headers of requests. Its text form says nothing about the secret."""
+    """Headers that authenticate a request. `repr` does not show the secret."""
 
     def __init__(self, variable: str, sent_as: str) -> None:
         """`variable` is empty where a function needs no secret."""
+        if sent_as not in (BEARER, SIGNATURE):
+            raise RequestError(f"secret_as: {sent_as!r} is neither {BEARER!r} nor {SIGNATURE!r}")
         self._variable = variable
         self._sent_as = sent_as
         self._secret = os.environ.get(variable, "") if variable else ""
@@ -31,7 +34,7 @@ class RemoteSecret:
         return f"RemoteSecret({self._variable!r})"
 
     def headers(self, body: bytes) -> dict[str, str]:
-        """What shows the service that a request with this body is ours."""
+        """Headers that authenticate a request with this body."""
         if not self._secret:
             return {}
         if self._sent_as == BEARER:

@@ -3,7 +3,8 @@
     request ──► thread of a slot ──► its replica, started at the first request and after every kill
                                 ◄── answer; or nothing until the deadline: the replica is killed
 
-So a function that hangs, holds the interpreter lock or crashes costs its own call, and the pool is whole again.
+So a function that hangs, holds the interpreter lock or crashes costs its own call, and the pool is whole again. The
+start of a replica has a limit of its own: one that starts too late for its call is kept for the next.
 """
 
 import math
@@ -21,7 +22,7 @@ from rollart.backends.rewards.replica import decode, encode
 from rollart.backends.rewards.shell import Answer, RewardShell
 from rollart.config.base import Strict
 from rollart.config.reward_place import LOCAL_SLOTS
-from rollart.ports.replicas import Replica, ReplicaLate, ReplicaLost, ReplicaOrder
+from rollart.ports.replicas import START_S, Replica, ReplicaLate, ReplicaLost, ReplicaOrder
 from rollart.types.messages import RewardInfo, ScoreFailed, ScoreRequest
 from rollart.types.reward_use import RewardUse
 
@@ -109,7 +110,12 @@ class _Slot:
     def _answer(self, request: ScoreRequest, deadline: float, use: RewardUse) -> Answer:
         try:
             replica = self._started(use)
-            return decode(replica.call(encode(request), max(0.0, deadline - time.monotonic())))
+            left_s = deadline - time.monotonic()
+            if left_s <= 0.0:
+                return ScoreFailed(
+                    request.key, "no replica was ready before its deadline; raise deadline_s", retry=True
+                )
+            return decode(replica.call(encode(request), left_s))
         except ReplicaLate:
             use.kills += 1
             self._drop()
@@ -121,6 +127,9 @@ class _Slot:
         except (ValueError, msgspec.MsgspecError) as error:
             self._drop()
             return ScoreFailed(request.key, f"its replica answered something else: {error}", retry=True)
+        except Exception as error:  # noqa: BLE001 - without this thread, the slot would hold its requests for ever
+            self._drop()
+            return ScoreFailed(request.key, f"its replica failed: {type(error).__name__}: {error}", retry=True)
 
     def _started(self, use: RewardUse) -> Replica:
         if self._replica is None:
@@ -130,6 +139,7 @@ class _Slot:
                 self._replica = replica
             if self.closed:
                 self.end()
+            replica.wait_until_ready(START_S)
         assert self._replica is not None
         return self._replica
 

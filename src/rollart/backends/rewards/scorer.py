@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Iterable
 
 from rollart.config.tasks import EPISODE_RETURN
-from rollart.ports.reward_call import BadReward, RewardCaller, Rewards
+from rollart.ports.reward_call import BadReward, RewardCaller, shown
 from rollart.types.errors import WRONG_CODE
 from rollart.types.ids import PromptId
 from rollart.types.messages import EpisodeRecord, Scored, ScoreFailed, ScoreRequest
 from rollart.types.transcript import Transcript, TranscriptTurn, unpack
 
-__all__ = ["BadReward", "Rewards", "Scorer", "transcripts_of", "unreadable"]
+__all__ = ["BadReward", "Scorer", "transcripts_of", "unreadable"]
 
 
 class Scorer(RewardCaller):
@@ -25,10 +25,10 @@ class Scorer(RewardCaller):
         try:
             rewards = self.score(transcripts, runner)
         except BadReward as error:
-            return ScoreFailed(request.key, str(error), retry=False)
+            return ScoreFailed(request.key, shown(error), retry=False)
         except BaseException as error:  # noqa: BLE001 - the boundary of user code: its errors are attributed to it
             retry = not isinstance(error, WRONG_CODE)
-            return ScoreFailed(request.key, f"{type(error).__name__}: {error}", retry)
+            return ScoreFailed(request.key, f"{type(error).__name__}: {shown(error)}", retry)
         return Scored(request.key, rewards.values, rewards.parts)
 
 

@@ -43,7 +43,7 @@ class RewardShell:
         self._answers: dict[str, Answer] = {}
         self._commands: deque[WorkerCommand] = deque()
         self._results: deque[tuple[str, Answer | None, RewardUse]] = deque()
-        """Route, answer and use; without an answer, use that none of the calls can be charged with."""
+        """Route, answer and use; without an answer, use that belongs to no single call."""
 
     def info(self) -> RewardInfo:
         return self._info

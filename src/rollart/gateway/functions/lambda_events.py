@@ -2,7 +2,7 @@
 
 A function URL sends an HTTP request as an object: header names in lower case, a body that may be base64. A direct
 invocation sends the JSON of a `FunctionRequest` itself and gets that of a `FunctionResponse`, or of an error with its
-`status`; AWS has checked by IAM who sends it, so it needs no secret.
+`status`; IAM authenticates it, so it needs no secret.
 """
 
 import base64

@@ -3,7 +3,7 @@
 Invariants: an answer is remembered if the call would end the same way again, so not a failure that a retry may cure;
 entries leave oldest first; their number and their size are bounded.
 
-A call is recognised by its key and its transcripts: keys are unique in a run, and one server may serve several.
+Calls are de-duplicated by key and transcripts: keys are unique in a run, and one server may serve several.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ _encoder = msgspec.json.Encoder()  # not msgpack, whose integers have 64 bits
 
 
 def identity(call: FunctionCall) -> bytes:
-    """Digest by which a call is recognised."""
+    """De-duplication key of a call."""
     return hashlib.blake2b(_encoder.encode(call), digest_size=16).digest()
 
 

@@ -1,7 +1,7 @@
 """Requests to a served reward function: the secret, the route, the body, checked without any I/O.
 
-Invariants: what has the wrong secret is refused before its body is looked at; a `FunctionRequest` that `parse` returns
-fits the function, so whatever fails afterwards is the function's failure.
+Invariants: a request with the wrong secret is rejected before its body is parsed; a `FunctionRequest` that `parse`
+returns fits the function, so whatever fails afterwards is the function's failure.
 """
 
 import hashlib
@@ -19,11 +19,11 @@ from rollart.gateway.functions.answers import (
     wrong_secret,
 )
 from rollart.ports.reward import RewardKind
-from rollart.types.reward_signature import HEADER, is_signed
+from rollart.types.reward_signature import HEADER, is_fresh, is_signed
 from rollart.types.reward_wire import MAX_REQUEST_BYTES, FunctionRequest
 
 MIN_DEADLINE_S = 1.0
-"""Requests with shorter deadlines get this one: too little for anything else is no reason to refuse."""
+"""Shorter deadlines are raised to this one instead of being rejected."""
 MAX_DEADLINE_S = 86400.0
 SIGNATURE = HEADER.lower()
 MAX_CALLS = 1024
@@ -41,17 +41,17 @@ class Secret(msgspec.Struct, frozen=True):
     open: bool = False
     """The platform authenticates clients, so that no secret is needed."""
 
-    def check_headers(self, headers: Headers) -> None:
+    def check_headers(self, headers: Headers, now_s: float) -> None:
         """Refuse what can be refused before the body is read."""
         if self.open:
             return
         if not self.value:
             raise not_configured(self.variable)
-        if SIGNATURE not in headers and not self._is_bearer(headers):
+        if not is_fresh(headers.get(SIGNATURE, ""), now_s) and not self._is_bearer(headers):
             raise wrong_secret()
 
     def check(self, headers: Headers, body: bytes, now_s: float) -> None:
-        self.check_headers(headers)
+        self.check_headers(headers, now_s)
         known = self.open or self._is_bearer(headers) or is_signed(headers[SIGNATURE], self.value, now_s, body)
         if not known:
             raise wrong_secret()
@@ -67,7 +67,7 @@ def _sha256(text: str) -> bytes:
 
 
 def route_of(method: str, path: str) -> str:
-    """Which of `METHODS` a request is for; `HEAD` is answered like `GET`.
+    """Route of a request, a key of `METHODS`; `HEAD` is answered like `GET`.
 
     >>> route_of("POST", "/my-function/"), route_of("GET", "/my-function/health")
     ('/', '/health')
