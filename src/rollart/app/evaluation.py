@@ -31,8 +31,9 @@ def find_checkpoint(path: Path) -> tuple[Path, Path]:
                 f"{path}: the run has no checkpoint yet; it saves one when it ends, or set checkpoint_every"
             )
         return path, newest.folder
-    if any((path / name).is_file() for name in CONFIGS) and path.parent.name == CHECKPOINTS:
-        return path.parent.parent, path
+    checkpoint = path if path.parent.name == CHECKPOINTS else path.resolve()  # such as `.`, from inside of one
+    if any((path / name).is_file() for name in CONFIGS) and checkpoint.parent.name == CHECKPOINTS:
+        return checkpoint.parent.parent, checkpoint
     raise RequestError(f"{path} is neither the folder of a run nor a checkpoint of one; look below runs/")
 
 
