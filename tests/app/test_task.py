@@ -202,6 +202,7 @@ def test_rows_and_a_reward_are_a_task(tmp_path: Path, monkeypatch: pytest.Monkey
     moved = tmp_path / "elsewhere"
     Path("run").rename(moved)
     assert api.run(resume=moved, steps=3).report.steps == 3
+    assert json.loads((moved / "config.json").read_text())["tasks"]["sum"]["prompts"] == "{run}/prompts/sum.jsonl"
     after = [e.prompt.id for e in read_journal(moved / "journal.sqlite") if isinstance(e, j.PromptTaken)]
     assert after[: len(before)] == before
     assert len(set(after)) == len(after), "no prompt is repeated within a pass"

@@ -396,6 +396,8 @@ def test_a_run_that_goes_on_keeps_its_advantage(rollart: Command, tmp_path: Path
     (tmp_path / "config.json").write_text(run.model_dump_json())
     change = ("--set", "algorithm.advantage=gae")
     refused(rollart("train", "--resume", tmp_path, *change), "algorithm.advantage", "start a new run")
+    lora = ("--set", "trainer.lora={rank=2}")
+    refused(rollart("train", "--resume", tmp_path, *lora), "trainer.lora", "start a new run")
 
 
 def test_a_damaged_run_folder_is_refused(rollart: Command, tmp_path: Path) -> None:
@@ -414,8 +416,10 @@ def test_a_folder_with_nothing_but_half_a_config_is_still_empty(tmp_path: Path) 
 def test_a_run_that_is_going_on_is_not_resumed(rollart: Command, tmp_path: Path) -> None:
     preset = check(RunConfig, load_toml(config_file("frozenlake")))
     write_config(tmp_path, preset.model_dump_json())
+    before = (tmp_path / "config.json").read_text()
     with held(tmp_path):
-        refused(rollart("train", "--resume", tmp_path), "still active", "then resume")
+        refused(rollart("train", "--resume", tmp_path, "--set", "steps=77"), "still active", "then resume")
+        assert (tmp_path / "config.json").read_text() == before
         assert rollart("train", "--resume", tmp_path, "--dry-run").code == 0
     with held(tmp_path):
         pass

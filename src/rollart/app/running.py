@@ -103,6 +103,8 @@ class Plan:
 
     config: RunConfig
     folder: Path | None = None
+    kept: RunConfig | None = None
+    """Config to write to the folder of a run to resume, for the next resume."""
 
 
 def new_run(tables: Tables) -> Plan:
@@ -113,19 +115,26 @@ def new_run(tables: Tables) -> Plan:
 
 
 def resumed_run(folder: Path, change: Callable[[Tables], Tables]) -> Plan:
-    """Plan to resume a run. `change` may change limits, but nothing that the journal relies on."""
+    """Plan to resume a run. `change` may change limits, but nothing that the journal or a checkpoint relies on.
+
+    Later resumes have the changes too.
+    """
     tables = _read_tables(folder)
-    before, config = check(RunConfig, tables), located(check(RunConfig, change(tables)), folder)
+    before, changed = check(RunConfig, tables), check(RunConfig, change(tables))
+    config = located(changed, folder)
     for key in ("seed", "mode", "alpha", "batch", "model", "codec", "algorithm.advantage"):
         if attrgetter(key)(before) != attrgetter(key)(config):
             raise ConfigError(key, "cannot change when a run is resumed; start a new run")
+    if (before.trainer.lora is None) != (config.trainer.lora is None):
+        raise ConfigError("trainer.lora", "is used for a whole run or not at all; start a new run")
     if before.checkpoint_url != config.checkpoint_url:
         raise ConfigError("checkpoint_url", "cannot change when a run is resumed; start a new run")
     saved = held_versions(config, folder)
     if saved and saved[-1].step > config.steps:
         raise ConfigError("steps", f"the run has already trained {saved[-1].step} steps; give at least as many")
     check_real(config)
-    return Plan(located(keep_rows(config, folder), folder), folder)
+    kept = keep_rows(changed, folder)
+    return Plan(located(kept, folder), folder, kept)
 
 
 def carry_out(
@@ -191,6 +200,8 @@ def _carry_out(
     say(f"run folder: {folder}")
     try:
         with held(folder), Interruption(say) if interruption is None else nullcontext(interruption) as stop:
+            if plan.kept is not None:
+                write_config(folder, _text(plan.kept))
             state = _state(folder / JOURNAL)
             config = with_model(plan.config, folder)
             try:
@@ -240,7 +251,7 @@ def require(runtime: RuntimeKind) -> None:
 
 
 def read_config(folder: Path) -> RunConfig:
-    """Config that a run was started with."""
+    """Config that a run was started or, later, resumed with."""
     return located(check(RunConfig, _read_tables(folder)), folder)
 
 
@@ -310,10 +321,14 @@ def free_folder(out: Path | None, name: str, config: RunConfig) -> Path:
     folder = _free_name(name) if out is None else out
     try:
         folder.mkdir(parents=True, exist_ok=out is not None)
-        write_config(folder, keep_rows(config, folder).model_dump_json(indent=2) + "\n")
+        write_config(folder, _text(keep_rows(config, folder)))
     except OSError as error:
         raise RequestError(f"{folder}: cannot create the run folder ({error}); free space, or use --out") from error
     return folder
+
+
+def _text(config: RunConfig) -> str:
+    return config.model_dump_json(indent=2) + "\n"
 
 
 def _is_free(folder: Path) -> bool:
