@@ -420,6 +420,7 @@ def test_a_run_that_is_going_on_is_not_resumed(rollart: Command, tmp_path: Path)
     with held(tmp_path):
         refused(rollart("train", "--resume", tmp_path, "--set", "steps=77"), "still active", "then resume")
         assert (tmp_path / "config.json").read_text() == before
+        assert not (tmp_path / "devices.json").exists()
         assert rollart("train", "--resume", tmp_path, "--dry-run").code == 0
     with held(tmp_path):
         pass

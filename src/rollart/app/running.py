@@ -166,16 +166,18 @@ def carry_out(
         if folder is None:
             folder = free_folder(out, plan.config.name, plan.config)
             config = located(keep_rows(config, folder), folder)
-        leave_split(folder, devices)
         plan = replace(plan, config=config)
         if devices.chosen:
             say(devices.sentence())
         if cluster is not None:
             cluster.advice = _go_on(folder)
         callback = load(plan.config.on_step) if on_step is None and plan.config.on_step else on_step
-        return _carry_out(
-            plan, folder, lambda config: _hosts(runtime, config, folder, cores, cluster), interruption, callback
-        )
+
+        def start(config: RunConfig) -> AbstractContextManager[Hosts]:
+            leave_split(folder, devices)
+            return _hosts(runtime, config, folder, cores, cluster)
+
+        return _carry_out(plan, folder, start, interruption, callback)
 
 
 @dataclass(frozen=True, slots=True)
