@@ -16,6 +16,7 @@ from rollart.app.progress import mishap
 from rollart.observe.steps import EvalRecord, StepFold, StepRecord
 from rollart.ports.sink import EventSink
 from rollart.types import journal as j
+from rollart.types.ids import TrajectoryId
 from rollart.types.trajectory import FAILURES, Outcome
 
 REFRESH_PER_S = 4
@@ -41,7 +42,8 @@ class LiveView:
         """Mean rewards of the last batch, by task."""
         self._held_out: dict[str, list[float]] = {}
         self._ended: Counter[Outcome] = Counter()
-        self._running = 0
+        self._running: set[TrajectoryId] = set()
+        """A resumed run also reports the end of trajectories that started before this view."""
         self._times: deque[float] = deque(maxlen=PACE_STEPS + 1)
         self._live = Live(console=console, refresh_per_second=REFRESH_PER_S, get_renderable=self.render)
         self._live.start()
@@ -52,9 +54,9 @@ class LiveView:
             self._take(record)
         match event:
             case j.TrajectoryStarted():
-                self._running += 1
+                self._running.add(event.trajectory)
             case j.TrajectoryEnded():
-                self._running -= 1
+                self._running.discard(event.trajectory)
                 self._ended[event.outcome] += 1
             case _:
                 pass
@@ -82,7 +84,7 @@ class LiveView:
             self._time_left(),
         )
         if last is None:
-            return Group(head, f"{self._running} agents running, no step yet")
+            return Group(head, f"{len(self._running)} agents running, no step yet")
         return Group(head, self._tasks(), self._figures(last))
 
     def _take(self, record: StepRecord | EvalRecord) -> None:
@@ -119,7 +121,7 @@ class LiveView:
         grid.add_row(
             "staleness", f"≤ {max(last.staleness, default=0)}, syncs suspended {last.suspended_s * 1e3:.0f} ms"
         )
-        grid.add_row("agents", f"{self._running} running, {sum(self._ended.values()):,} done")
+        grid.add_row("agents", f"{len(self._running)} running, {sum(self._ended.values()):,} done")
         grid.add_row("failures", ", ".join(f"{name} {count}" for name, count in failed) or "none")
         return grid
 
