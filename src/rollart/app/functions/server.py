@@ -9,7 +9,7 @@ from rollart.app.functions.asgi import AsgiApplication
 from rollart.app.functions.endpoint import Endpoint
 from rollart.app.functions.executor import Executor, LocalExecutor
 from rollart.app.functions.service import FunctionService
-from rollart.app.serving.listening import GracefulServer, GuardedProtocol, bound, interruptible, say, secret_of, url_of
+from rollart.app.serving.listening import GracefulServer, GuardedProtocol, bound, interruptible, secret_of, url_of
 from rollart.gateway.functions.requests import Secret
 
 SECRET = "ROLLART_REWARD_SECRET"
@@ -30,7 +30,7 @@ def serve_function(function: str, host: str, port: int, *, secret_env: str, conc
 async def serve_on(listening: socket.socket, executor: Executor, secret: Secret, grace_s: int) -> None:
     """Serve until a signal."""
     app = AsgiApplication(lambda: Endpoint(FunctionService(executor), secret))
-    server = FunctionServer(
+    server = GracefulServer(
         uvicorn.Config(
             app,
             http=GuardedProtocol,
@@ -47,14 +47,3 @@ async def serve_on(listening: socket.socket, executor: Executor, secret: Secret,
     )
     server.ready = f"serving {executor.path} at {url_of(listening)}, {executor.concurrency} calls at a time"
     await server.serve([listening])
-
-
-class FunctionServer(GracefulServer):
-    """Tells its URL once it listens."""
-
-    ready = ""
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            say(self.ready)

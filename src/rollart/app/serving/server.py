@@ -14,7 +14,7 @@ import uvicorn
 
 from rollart.app.serving.engine import ServingEngine
 from rollart.app.serving.http import application
-from rollart.app.serving.listening import GracefulServer, GuardedProtocol, bound, interruptible, say, secret_of, url_of
+from rollart.app.serving.listening import GracefulServer, GuardedProtocol, bound, interruptible, secret_of, url_of
 from rollart.app.serving.model import ServedModel, open_model
 from rollart.app.serving.settings import ServeSettings
 from rollart.backends.stores.memory import MemoryStore
@@ -64,7 +64,7 @@ async def _serve(
             engine,
             settings.grace_s,
         )
-        say(f"serving {served.name} at {url_of(listening)}/v1, with a context of {info.max_context} tokens")
+        server.ready = f"serving {served.name} at {url_of(listening)}/v1, with a context of {info.max_context} tokens"
         await server.serve([listening])
         if engine.lost.done():
             raise WorkerLost(
