@@ -93,7 +93,19 @@ def test_trajectories_of_an_earlier_controller_are_not_running_here():
     with console.capture() as capture:
         console.print(view.render())
     asyncio.run(view.close())
-    assert "1 agents running" in capture.get()
+    assert "\n1 agents running" in capture.get()
+
+
+def test_names_are_no_markup():
+    console = Console(file=io.StringIO(), width=110)
+    view = LiveView(MemoryJournal(), console, "a[/b]", 10)
+    for event in step(1, 10.0, 0.25):
+        view.append(event)
+    view.append(j.EvalEnded(11.0, "[/maze]", 1, 8, 8, 0.5))
+    with console.capture() as capture:
+        console.print(view.render())
+    asyncio.run(view.close())
+    assert "a[/b]" in capture.get()
 
 
 def test_before_the_first_step():

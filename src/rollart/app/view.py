@@ -11,8 +11,10 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from rollart.app.progress import mishap
+from rollart.app.tables import PlainTable
 from rollart.observe.steps import EvalRecord, StepFold, StepRecord
 from rollart.ports.sink import EventSink
 from rollart.types import journal as j
@@ -76,9 +78,9 @@ class LiveView:
     def render(self) -> RenderableType:
         last = self._last
         step = 0 if last is None else last.step
-        head = Table.grid(padding=(0, 2))
+        head = PlainTable.grid(padding=(0, 2))
         head.add_row(
-            f"[bold]{self._name}[/]",
+            Text(self._name, style="bold"),
             ProgressBar(total=self._steps, completed=step, width=30),
             f"step {step}/{self._steps}",
             self._time_left(),
@@ -92,7 +94,9 @@ class LiveView:
             if record.mean_reward is not None:
                 self._held_out.setdefault(record.task, []).append(record.mean_reward)
                 self._console.print(
-                    f"held-out {record.task}: {record.mean_reward:.3f} at step {record.step}", highlight=False
+                    f"held-out {record.task}: {record.mean_reward:.3f} at step {record.step}",
+                    highlight=False,
+                    markup=False,
                 )
             return
         self._last = record
@@ -102,7 +106,7 @@ class LiveView:
         self._kept |= record.kept_rewards
 
     def _tasks(self) -> Table:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table = PlainTable(box=box.SIMPLE_HEAD, pad_edge=False)
         for column in ("task", "reward", "", "kept", "held-out, first → last"):
             table.add_column(column)
         for task in sorted({*self._rewards, *self._kept}):
@@ -113,7 +117,7 @@ class LiveView:
         return table
 
     def _figures(self, last: StepRecord) -> Table:
-        grid = Table.grid(padding=(0, 2))
+        grid = PlainTable.grid(padding=(0, 2))
         busy = ", ".join(f"{pool} {share:.0%}" for pool, share in last.busy.items())
         failed = sorted((outcome.value, count) for outcome, count in self._ended.items() if outcome in FAILURES)
         grid.add_row("tokens/s", f"{last.tokens_per_s:,.0f}")
