@@ -13,7 +13,8 @@ from scripted import KEY, PATIENCE_S, Script, engine, served
 from rollart.app.serving import listening
 from rollart.app.serving.http import application
 from rollart.app.serving.listening import GracefulServer, GuardedProtocol, bound
-from rollart.app.serving.server import Server
+from rollart.app.serving.server import Server, _engine_settings
+from rollart.app.serving.settings import ServeSettings
 from rollart.types.errors import RequestError
 from rollart.types.messages import Abort, Add
 
@@ -136,6 +137,13 @@ def test_a_server_says_that_it_is_ready_when_it_listens(monkeypatch):
         monkeypatch.setattr(listening, "say", say)
         asyncio.run(server.serve([socket_of_server]))
     assert said == ["ready"]
+
+
+def test_a_context_beyond_that_of_the_model_is_noted(capsys):
+    positions = served().shape.positions
+    for context in (positions, positions + 1):
+        assert _engine_settings(served(), ServeSettings(max_context=context))["max_context"] == context
+    assert capsys.readouterr().err.count(f"was trained for {positions} positions") == 1
 
 
 def test_a_port_that_was_taken_while_a_model_was_loaded():

@@ -14,7 +14,7 @@ import uvicorn
 
 from rollart.app.serving.engine import ServingEngine
 from rollart.app.serving.http import application
-from rollart.app.serving.listening import GracefulServer, GuardedProtocol, bound, interruptible, secret_of, url_of
+from rollart.app.serving.listening import GracefulServer, GuardedProtocol, bound, interruptible, say, secret_of, url_of
 from rollart.app.serving.model import ServedModel, open_model
 from rollart.app.serving.settings import ServeSettings
 from rollart.backends.stores.memory import MemoryStore
@@ -75,12 +75,15 @@ async def _serve(
 
 
 def _engine_settings(served: ServedModel, settings: ServeSettings) -> dict[str, Any]:
+    context = settings.max_context or served.default_context()
+    if context > served.shape.positions:
+        say(f"the model was trained for {served.shape.positions} positions; text beyond them may make no sense")
     pool = PoolSettings(slots=settings.slots, kv_mib=settings.kv_mib, dtype=settings.dtype, device=settings.device)
     return {
         "model": str(served.folder),
         "store": MemoryStore(),
         "pool": pool,
-        "max_context": settings.max_context or served.default_context(),
+        "max_context": context,
         "progress_interval_s": REPORT_INTERVAL_S,
         "serve_folder_as": (0, 0),
     }
