@@ -5,6 +5,7 @@ import inspect
 import json
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -207,8 +208,13 @@ def test_rows_and_a_reward_are_a_task(tmp_path: Path, monkeypatch: pytest.Monkey
     assert after[: len(before)] == before
     assert len(set(after)) == len(after), "no prompt is repeated within a pass"
     (moved / "prompts" / "sum.jsonl").write_text(json.dumps({"question": "?", "answer": "?"}) + "\n")
+    threads = set(threading.enumerate())
     with pytest.raises(RequestError, match=r"digest|has no prompts"):
         api.run(resume=moved, steps=4)
+    for thread in set(threading.enumerate()) - threads:
+        if thread.name == "journal":
+            thread.join(60.0)
+            assert not thread.is_alive(), "the journal is closed"
 
 
 @pytest.mark.parametrize("runtime", ["inline", pytest.param("ray", marks=pytest.mark.long)])
