@@ -117,7 +117,8 @@ class Report(msgspec.Struct, kw_only=True):
 
     def engine_seconds_per_step(self) -> dict[j.TimeUse, float]:
         """Time of the average engine per step, by cause. The causes add up to the duration of a step, so the difference
-        between two runs is explained cause by cause."""
+        between two runs is explained cause by cause. With elastic pools they add up to less: the average is over all
+        engines that there ever were."""
         total: Counter[j.TimeUse] = Counter()
         for pool in self.engines:
             total.update(self.pools.get(pool, {}))
