@@ -71,7 +71,8 @@ def test_many_errors_do_not_block_the_process_that_makes_a_model(tmp_path, monke
 def test_two_runs_of_equal_process_ids_have_stores_of_their_own(tmp_path):
     """Containers may share /dev/shm."""
     small = {"model_type": "qwen3", "vocab_size": 300, "hidden_size": 16, "intermediate_size": 16}
-    made = config(model={"config": small | {"num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8}})
+    heads = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    made = config(model={"config": small | heads})
     with process_store(made, tmp_path) as first, process_store(made, tmp_path) as second:
         assert first is not second
 

@@ -207,9 +207,14 @@ def test_rows_and_a_reward_are_a_task(tmp_path: Path, monkeypatch: pytest.Monkey
     after = [e.prompt.id for e in read_journal(moved / "journal.sqlite") if isinstance(e, j.PromptTaken)]
     assert after[: len(before)] == before
     assert len(set(after)) == len(after), "no prompt is repeated within a pass"
-    (moved / "prompts" / "sum.jsonl").write_text(json.dumps({"question": "?", "answer": "?"}) + "\n")
+    prompts = moved / "prompts" / "sum.jsonl"
+    rows = prompts.read_text()
+    prompts.write_text(json.dumps({"question": "?", "answer": "?"}) + "\n")
+    with pytest.raises(RequestError, match="has no prompts"):
+        api.run(resume=moved, steps=4)
+    prompts.write_text(rows.replace("1", "7"))
     threads = set(threading.enumerate())
-    with pytest.raises(RequestError, match=r"digest|has no prompts"):
+    with pytest.raises(RequestError, match="digest"):
         api.run(resume=moved, steps=4)
     for thread in set(threading.enumerate()) - threads:
         if thread.name == "journal":
