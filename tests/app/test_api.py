@@ -161,6 +161,7 @@ def test_a_run_is_that_of_the_command_and_goes_on(tmp_path: Path, monkeypatch: p
     with pytest.raises(RequestError, match="not an empty folder"):
         api.run("config.toml", out="run")
     assert api.run(resume="run", steps=3).report.steps == 3
+    assert api.run(resume="run").report.steps == 3, "a resume keeps what an earlier one changed"
 
 
 def test_inside_an_event_loop_it_just_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

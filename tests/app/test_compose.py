@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollart.app import running
-from rollart.app.compose import BYTE_CODEC, HF_CODEC, check_real, codec_factory, worker_specs
+from rollart.app.compose import BYTE_CODEC, HF_CODEC, check_real, codec_factory, process_store, worker_specs
 from rollart.app.task_checks import prompts_of
 from rollart.config.load import check, load_toml
 from rollart.config.schema import RunConfig
@@ -54,6 +54,27 @@ def test_the_model_is_made_in_a_process_of_its_own(tmp_path, capsys):
     wrong = config(model={"cold_start": {"steps": 0}})
     with pytest.raises(RunError, match="creating the model failed"):
         running.with_model(wrong, tmp_path / "other")
+
+
+@pytest.mark.timeout(120)
+def test_many_errors_do_not_block_the_process_that_makes_a_model(tmp_path, monkeypatch, capsys):
+    """More than a pipe takes, before its other output ends."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nhead -c 300000 /dev/zero | tr '\\0' '.' >&2\necho made\necho wrong >&2\nexit 3\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(RunError, match=r"creating the model failed: \.+wrong$"):
+        running._make_model("cold_start", {})
+    assert "made" in capsys.readouterr().err
+
+
+def test_two_runs_of_equal_process_ids_have_stores_of_their_own(tmp_path):
+    """Containers may share /dev/shm."""
+    small = {"model_type": "qwen3", "vocab_size": 300, "hidden_size": 16, "intermediate_size": 16}
+    heads = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    made = config(model={"config": small | heads})
+    with process_store(made, tmp_path) as first, process_store(made, tmp_path) as second:
+        assert first is not second
 
 
 def test_threads_of_a_cold_start_sleep_while_they_wait(tmp_path, monkeypatch, capsys):

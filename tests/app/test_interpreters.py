@@ -91,6 +91,11 @@ def test_an_evaluation_in_this_process_uses_an_engine_of_this_process(tmp_path: 
     assert (pool.engine, pool.python, pool.slots) == ("torch", "", 3)
 
 
+def test_an_evaluation_starts_no_trainer_ranks(tmp_path: Path) -> None:
+    trained = config({}, trainer={"ranks": 16})
+    assert config_for(trained, tmp_path, "", 1).trainer.ranks == 1
+
+
 def test_a_run_trains_with_engines_in_another_interpreter(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'rollart[ray]'")
     small_task(tmp_path)

@@ -9,11 +9,14 @@ import pytest
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'rollart[ray]'")
 
 import yaml
+from real_cli import small_task
+from typer.testing import CliRunner
 
 from rollart.app.launch.files import named_files, read_files
 from rollart.app.launch.groups import NodeSize, node_groups
 from rollart.app.launch.kuberay import KubeSettings, manifest
 from rollart.app.launch.yaml_text import to_yaml
+from rollart.cli.main import app
 from rollart.config.load import check
 from rollart.config.schema import RunConfig
 from rollart.types.errors import RequestError
@@ -182,3 +185,16 @@ def unknown_keys(value, schema, path=""):
         for key, each in value.items()
         for found in (unknown_keys(each, known[key], f"{path}.{key}") if key in known else [f"{path}.{key}"])
     ]
+
+
+def test_a_manifest_that_replaces_a_file_is_for_this_user_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the token of the cluster."""
+    small_task(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").touch(mode=0o644)
+    done = CliRunner().invoke(app, ["deploy", "kuberay", "config.toml", "--image", "rollart:1", "--out", "job.yaml"])
+    assert done.exit_code == 0, done.output
+    assert "auth_token" in Path("job.yaml").read_text()
+    assert Path("job.yaml").stat().st_mode & 0o777 == 0o600

@@ -28,7 +28,7 @@ async def rank(group: list) -> list[float]:
 
 def picky(t):
     if t.final_text == "bb":
-        raise ValueError("not bb")
+        raise ValueError("not bb [/INST]")
     return 1.0
 
 def text(t):
@@ -133,7 +133,7 @@ def test_a_failure_is_shown_and_is_no_reward(run: Path) -> None:
     (say,) = trial.tasks
     assert (say.scored, say.failed) == (3, 1)
     (failed,) = [each for each in trial.transcripts if each.after is None]
-    assert (failed.trajectory, failed.error) == (1, "ValueError: not bb")
+    assert (failed.trajectory, failed.error) == (1, "ValueError: not bb [/INST]")
     assert "must be a finite number" in try_reward(function(run, "text"), run).transcripts[0].error
 
 
@@ -153,4 +153,4 @@ def test_the_command(run: Path) -> None:
     table = CliRunner().invoke(app, ["reward", "try", function(run, "picky"), str(run), "--task", "say"])
     assert table.exit_code == 0
     assert "largest changes" in table.stdout
-    assert "not bb" in table.stdout
+    assert "not bb [/INST]" in table.stdout, "nothing of it is markup"

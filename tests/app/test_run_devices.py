@@ -114,6 +114,13 @@ def test_a_split_is_left_for_the_next_session(tmp_path: Path) -> None:
     assert (tmp_path / "devices.json").read_text() == '{"ranks":3,"engines":{"H800":2}}\n'
 
 
+def test_a_damaged_split_does_not_stop_a_resume(tmp_path: Path) -> None:
+    """Earlier versions wrote it in place, so that a power loss could leave it empty."""
+    (tmp_path / "journal.sqlite").touch()
+    (tmp_path / "devices.json").touch()
+    assert not plan_devices(config(2, trainer={"ranks": 3}), nodes(), tmp_path).costs.measured
+
+
 def test_shared_gpus_are_reserved_in_part() -> None:
     made = config(1, trainer={"ranks": 1, "gpu_share": 0.5})
     pool = made.pools["H800"].model_copy(update={"gpu_share": 0.5})

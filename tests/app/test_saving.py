@@ -94,6 +94,15 @@ def test_of_lora_the_adapter_with_the_model_that_it_is_on(
     assert not model.exists()
 
 
+@pytest.mark.parametrize("path", [".", "../step-00000001.epoch-0"])
+def test_a_checkpoint_is_found_from_inside_of_it(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-00000001.epoch-0"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "config.json").write_text("{}")
+    monkeypatch.chdir(checkpoint)
+    assert find_checkpoint(Path(path)) == (tmp_path / "run", checkpoint)
+
+
 def test_a_last_checkpoint_that_cannot_be_saved_is_an_error_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,9 +10,11 @@ pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'ro
 import uvicorn
 from scripted import KEY, PATIENCE_S, Script, engine, served
 
+from rollart.app.serving import listening
 from rollart.app.serving.http import application
-from rollart.app.serving.listening import GuardedProtocol, bound
-from rollart.app.serving.server import Server
+from rollart.app.serving.listening import GracefulServer, GuardedProtocol, bound
+from rollart.app.serving.server import Server, _engine_settings
+from rollart.app.serving.settings import ServeSettings
 from rollart.types.errors import RequestError
 from rollart.types.messages import Abort, Add
 
@@ -31,15 +33,15 @@ def run(test, *, leaves=True):
     async def whole():
         serving = engine(script)
         await serving.start()
-        with bound("127.0.0.1", 0) as listening:
-            listening.listen()  # so that connections may come before the server does
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # so that little fits on the way
-            port = listening.getsockname()[1]
+        with bound("127.0.0.1", 0) as there:
+            there.listen()  # so that connections may come before the server does
+            there.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # so that little fits on the way
+            port = there.getsockname()[1]
             config = uvicorn.Config(
                 application(served(), serving, KEY), http=Impatient, ws="none", lifespan="off", log_config=None
             )
             server = Server(config, serving, 1.0)
-            task = asyncio.create_task(server.serve([listening]))
+            task = asyncio.create_task(server.serve([there]))
             try:
                 async with asyncio.timeout(PATIENCE_S):
                     await test(lambda: asyncio.open_connection("127.0.0.1", port), script)
@@ -121,10 +123,43 @@ def test_a_lost_engine_ends_the_server():
     run(test, leaves=False)
 
 
+def test_a_server_says_that_it_is_ready_when_it_listens(monkeypatch):
+    said = []
+    with bound("127.0.0.1", 0) as socket_of_server:
+        server = GracefulServer(uvicorn.Config(None, lifespan="off", log_config=None))
+        server.ready = "ready"
+
+        def say(line):
+            socket.create_connection(socket_of_server.getsockname()).close()
+            said.append(line)
+            server.leave()
+
+        monkeypatch.setattr(listening, "say", say)
+        asyncio.run(server.serve([socket_of_server]))
+    assert said == ["ready"]
+
+
+def test_a_context_beyond_that_of_the_model_is_noted(capsys):
+    positions = served().shape.positions
+    for context in (positions, positions + 1):
+        assert _engine_settings(served(), ServeSettings(max_context=context))["max_context"] == context
+    assert capsys.readouterr().err.count(f"was trained for {positions} positions") == 1
+
+
+def test_a_port_that_was_taken_while_a_model_was_loaded():
+    """Two sockets may share a port until one listens."""
+    with bound("127.0.0.1", 0) as first, bound(*first.getsockname()) as second:
+        first.listen()
+        server = GracefulServer(uvicorn.Config(None, lifespan="off", log_config=None))
+        with pytest.raises(RequestError, match="choose another with --port"):
+            asyncio.run(server.serve([second]))
+
+
 def test_a_port_in_use_and_a_host_that_is_none():
     with bound("127.0.0.1", 0) as first:
         first.listen()
         with pytest.raises(RequestError, match="choose another with --port"), bound(*first.getsockname()):
             pass
-    with pytest.raises(RequestError, match="--host"), bound("no such host", 0):
-        pass
+    for host in ("no such host", "a..b"):
+        with pytest.raises(RequestError, match="--host"), bound(host, 0):
+            pass

@@ -131,6 +131,11 @@ def test_an_interrupted_training_goes_on_as_if_it_had_not_stopped(monkeypatch: p
         api.sft(resume="cut")
 
 
+def test_ranks_that_the_run_would_choose_are_one_here() -> None:
+    result = sft(demonstrations={"parrot": parrot.clumsy}, **FAST, trainer={"ranks": "auto"}, sft={"steps": 1})
+    assert result.steps == 1
+
+
 def test_it_resumes_on_the_same_demonstrations_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     from rollart.backends.trainers import supervised
 

@@ -9,7 +9,7 @@ import pytest
 from real_cli import rollart, small_task
 
 import rollart as api
-from rollart.app.step_callback import StepWatch
+from rollart.app.step_callback import StepWatch, check_callback
 from rollart.observe.journal import MemoryJournal
 from rollart.types.errors import CallbackFailed
 from rollart.types.ids import ClaimId
@@ -70,6 +70,10 @@ def test_what_cannot_be_called_is_refused_before_the_run(folder: Path) -> None:
     with pytest.raises(api.ConfigError, match=r"on_step: .*did you mean stop_after_two"):
         api.run("config.toml", out="run", on_step=f"{own.HERE}stop_after_to")
     assert not (folder / "run").exists()
+
+
+def test_a_function_without_a_signature_is_taken() -> None:
+    assert check_callback(max) is max
 
 
 def asked(callback: object) -> str | None:

@@ -5,6 +5,7 @@ import inspect
 import json
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -202,12 +203,23 @@ def test_rows_and_a_reward_are_a_task(tmp_path: Path, monkeypatch: pytest.Monkey
     moved = tmp_path / "elsewhere"
     Path("run").rename(moved)
     assert api.run(resume=moved, steps=3).report.steps == 3
+    assert json.loads((moved / "config.json").read_text())["tasks"]["sum"]["prompts"] == "{run}/prompts/sum.jsonl"
     after = [e.prompt.id for e in read_journal(moved / "journal.sqlite") if isinstance(e, j.PromptTaken)]
     assert after[: len(before)] == before
     assert len(set(after)) == len(after), "no prompt is repeated within a pass"
-    (moved / "prompts" / "sum.jsonl").write_text(json.dumps({"question": "?", "answer": "?"}) + "\n")
-    with pytest.raises(RequestError, match=r"digest|has no prompts"):
+    prompts = moved / "prompts" / "sum.jsonl"
+    rows = prompts.read_text()
+    prompts.write_text(json.dumps({"question": "?", "answer": "?"}) + "\n")
+    with pytest.raises(RequestError, match="has no prompts"):
         api.run(resume=moved, steps=4)
+    prompts.write_text(rows.replace("1", "7"))
+    threads = set(threading.enumerate())
+    with pytest.raises(RequestError, match="digest"):
+        api.run(resume=moved, steps=4)
+    for thread in set(threading.enumerate()) - threads:
+        if thread.name == "journal":
+            thread.join(60.0)
+            assert not thread.is_alive(), "the journal is closed"
 
 
 @pytest.mark.parametrize("runtime", ["inline", pytest.param("ray", marks=pytest.mark.long)])

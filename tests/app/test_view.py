@@ -83,6 +83,31 @@ def test_how_long_a_part_is_set_aside(until, reason, line):
     assert mishap(j.Quarantined(5000.0, "maze/0#1", 3, until, reason)) == line
 
 
+def test_trajectories_of_an_earlier_controller_are_not_running_here():
+    """A resume reports their end."""
+    console = Console(file=io.StringIO(), width=80)
+    view = LiveView(MemoryJournal(), console, "first", 10)
+    for trajectory in (7, 8):
+        view.append(j.TrajectoryEnded(1.0, TrajectoryId(trajectory), Outcome.CANCELLED, 1, 3))
+    view.append(JOURNAL[1])
+    with console.capture() as capture:
+        console.print(view.render())
+    asyncio.run(view.close())
+    assert "\n1 agents running" in capture.get()
+
+
+def test_names_are_no_markup():
+    console = Console(file=io.StringIO(), width=110)
+    view = LiveView(MemoryJournal(), console, "a[/b]", 10)
+    for event in step(1, 10.0, 0.25):
+        view.append(event)
+    view.append(j.EvalEnded(11.0, "[/maze]", 1, 8, 8, 0.5))
+    with console.capture() as capture:
+        console.print(view.render())
+    asyncio.run(view.close())
+    assert "a[/b]" in capture.get()
+
+
 def test_before_the_first_step():
     console = Console(file=io.StringIO(), width=80)
     view = LiveView(MemoryJournal(), console, "first", 10)

@@ -14,7 +14,7 @@ import pytest
 
 from rollart import __version__
 from rollart.app.run_folder import CONFIG_DRAFT, held, write_config
-from rollart.app.running import _state, free_folder
+from rollart.app.running import _audited, _state, free_folder
 from rollart.cli.main import main
 from rollart.cli.train import config_file
 from rollart.config.load import check, load_toml
@@ -23,8 +23,11 @@ from rollart.config.schema import RunConfig
 from rollart.observe.journal import SqliteJournal
 from rollart.observe.pruning import SCHEMA
 from rollart.policy.staleness import StalenessBound
-from rollart.types.journal import RunStarted, Snapshot, StallReported
+from rollart.types.failures import StopReason
+from rollart.types.ids import GroupId, PromptId
+from rollart.types.journal import GroupOpened, RunEnded, RunStarted, Snapshot, StallReported
 from rollart.types.snapshot import RunState
+from rollart.types.trajectory import Purpose
 
 SMALL = (
     "--set", "steps=2",
@@ -396,6 +399,8 @@ def test_a_run_that_goes_on_keeps_its_advantage(rollart: Command, tmp_path: Path
     (tmp_path / "config.json").write_text(run.model_dump_json())
     change = ("--set", "algorithm.advantage=gae")
     refused(rollart("train", "--resume", tmp_path, *change), "algorithm.advantage", "start a new run")
+    lora = ("--set", "trainer.lora={rank=2}")
+    refused(rollart("train", "--resume", tmp_path, *lora), "trainer.lora", "start a new run")
 
 
 def test_a_damaged_run_folder_is_refused(rollart: Command, tmp_path: Path) -> None:
@@ -411,11 +416,45 @@ def test_a_folder_with_nothing_but_half_a_config_is_still_empty(tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
+def test_runs_that_start_together_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first number is taken between the look and the making; so it is for a link to nowhere."""
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    Path("runs/frozenlake-1").symlink_to("nowhere")
+    config = check(RunConfig, load_toml(config_file("frozenlake")))
+    assert free_folder(None, config.name, config) == Path("runs/frozenlake-2")
+
+
+def test_a_dry_run_is_not_json(rollart: Command) -> None:
+    refused(rollart("train", "frozenlake", "--dry-run", "--json"), "omit --json")
+
+
+def test_a_run_whose_journal_breaks_a_rule_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events = [
+        RunStarted(0.0, "run", "rollart", 1, 0, {"maze": 1}, 1),
+        GroupOpened(1.0, GroupId(1), "maze", PromptId("p"), Purpose.TRAIN, 0, 0),
+        RunEnded(2.0, 0, "", StopReason.DONE),
+    ]
+
+    async def write() -> None:
+        journal = SqliteJournal(tmp_path / "journal.sqlite", 10**9)
+        for event in events:
+            journal.append(event)
+        await journal.close()
+
+    asyncio.run(write())
+    assert _audited(tmp_path).ended == "done"
+    assert f"See: rollart audit {tmp_path}" in capsys.readouterr().err
+
+
 def test_a_run_that_is_going_on_is_not_resumed(rollart: Command, tmp_path: Path) -> None:
     preset = check(RunConfig, load_toml(config_file("frozenlake")))
     write_config(tmp_path, preset.model_dump_json())
+    before = (tmp_path / "config.json").read_text()
     with held(tmp_path):
-        refused(rollart("train", "--resume", tmp_path), "still active", "then resume")
+        refused(rollart("train", "--resume", tmp_path, "--set", "steps=77"), "still active", "then resume")
+        assert (tmp_path / "config.json").read_text() == before
+        assert not (tmp_path / "devices.json").exists()
         assert rollart("train", "--resume", tmp_path, "--dry-run").code == 0
     with held(tmp_path):
         pass

@@ -40,7 +40,7 @@ def test_what_is_missing_and_how_to_get_it(package, code, monkeypatch):
 
 
 def test_too_little_of_something_is_bad_and_says_the_remedy(monkeypatch):
-    monkeypatch.setattr(module, "LEAST_DISK_GB", 1e9)
+    monkeypatch.setattr(module, "LEAST_DISK_BYTES", 10**18)
     done = run()
     assert done.exit_code == 1
     assert "--out elsewhere" in done.stdout

@@ -27,6 +27,14 @@ def test_use_of_functions_is_shown_without_columns_that_are_empty() -> None:
     assert [line for line in lines if line.startswith("math/right")][1].split() == ["math/right", "1.50", "s"]
 
 
+def test_names_are_no_markup() -> None:
+    console = Console(record=True, width=80)
+    show_report(console, Report(name="a[/b]", mode="rollart", functions={"[math]/x": RewardUse(calls=1)}))
+    text = console.export_text()
+    assert "a[/b] · rollart" in text
+    assert "[math]/x" in text
+
+
 def test_a_run_without_functions_has_no_such_table() -> None:
     console = Console(record=True, width=80)
     show_report(console, Report(name="r"))

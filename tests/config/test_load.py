@@ -38,6 +38,12 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
         load_toml(tmp_path)
 
 
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").symlink_to("run.toml")
+    with pytest.raises(ConfigError, match=r"run\.toml cannot be read: "):
+        load_toml(tmp_path / "run.toml")
+
+
 @pytest.mark.parametrize("content", [b"steps = ", b"steps = 1\nsteps = 2\n", b"name = '\xff'"])
 def test_a_file_that_is_not_toml(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "run.toml"

@@ -89,6 +89,12 @@ def test_a_group_of_one_cannot_be_filtered_by_its_variance() -> None:
     assert "raise batch.group_size" in error.problem
 
 
+def test_a_temperature_that_logits_cannot_be_divided_by_is_refused() -> None:
+    assert config(tasks={"maze": {"temperature": 0.01}}).tasks["maze"].temperature == 0.01
+    error = refused(tasks={"maze": {"temperature": 0.0099}})
+    assert (error.path, "0.01" in error.problem) == ("tasks.maze.temperature", True)
+
+
 def test_a_limit_of_what_is_filtered_needs_a_filter() -> None:
     error = refused(algorithm={"filter_limit": 1.0})
     assert error.path == "algorithm.filter_limit"

@@ -75,6 +75,10 @@ def test_everything_at_once():
     )
 
 
+def test_a_temperature_that_logits_cannot_be_divided_by_is_greedy():
+    assert [chat(temperature=given).options.temperature for given in (1e-40, 9e-7, 1e-6)] == [0.0, 0.0, 1e-6]
+
+
 def test_contents_are_texts_or_parts_of_text():
     messages = [
         {"role": "developer", "content": "Be brief."},
@@ -98,6 +102,7 @@ def test_contents_are_texts_or_parts_of_text():
         ({"n": "2"}, "n"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": 2.1}, "temperature"),

@@ -315,9 +315,9 @@ def process_store(config: RunConfig, folder: Path) -> Iterator[WeightStore]:
     if sizes is None:
         yield FolderStore(folder / "weights")
         return
-    with SharedMemoryStore.create(
-        f"train-{os.getpid()}", slot_bytes=sizes.version, adapter_bytes=sizes.adapter
-    ) as store:
+    # Containers may share /dev/shm, and have processes with equal ids.
+    name = f"train-{os.getpid()}-{secrets.token_hex(4)}"
+    with SharedMemoryStore.create(name, slot_bytes=sizes.version, adapter_bytes=sizes.adapter) as store:
         yield store
 
 

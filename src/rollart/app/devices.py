@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from rollart.app.compose import engine_needs, rank_needs
-from rollart.app.run_folder import JOURNAL
+from rollart.app.run_folder import JOURNAL, write_whole
 from rollart.backends.engines.checkpoint_config import ModelShape, read_shape
 from rollart.config.elasticity import AUTO_ENGINES, EngineRange
 from rollart.config.schema import RunConfig
@@ -31,6 +31,11 @@ DEVICES = "devices.json"
 """The split that a session of a run started with."""
 UNKNOWN_MODEL = ModelSize(1_000_000, 2, 128, 512, 512, 512)
 """Stands for a model whose shape is not known before the run, in costs; its memory is not estimated."""
+
+
+class _Written(msgspec.Struct, frozen=True):
+    ranks: int
+    engines: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +98,8 @@ def plan_devices(config: RunConfig, nodes: Sequence[Node] | None, earlier: Path 
 
 def leave_split(folder: Path, plan: DevicePlan) -> None:
     """Record the split, so that the figures of this session can be read by the next."""
-    written = {"ranks": plan.split.ranks, "engines": dict(plan.split.engines)}
-    (folder / DEVICES).write_bytes(msgspec.json.encode(written) + b"\n")
+    written = _Written(plan.split.ranks, dict(plan.split.engines))
+    write_whole(folder / DEVICES, msgspec.json.encode(written) + b"\n")
 
 
 def _resolved(config: RunConfig, split: Split) -> RunConfig:
@@ -179,10 +184,13 @@ def _measured(config: RunConfig, earlier: Path | None) -> Costs | None:
     """Costs of an earlier session; None if it does not tell those of every pool."""
     if earlier is None or not (earlier / JOURNAL).is_file() or not (earlier / DEVICES).is_file():
         return None
+    try:
+        ranks = msgspec.json.decode((earlier / DEVICES).read_bytes(), type=_Written).ranks
+    except msgspec.MsgspecError:
+        return None  # damaged: the costs are estimated again
     report = fold_journal(earlier / JOURNAL)[1].finish()[1]
     if report is None or not report.steps:
         return None
-    ranks = msgspec.json.decode((earlier / DEVICES).read_bytes())["ranks"]
     training = ranks * report.pools.get(TRAINER, {}).get(TimeUse.BUSY, 0.0) / report.steps
     rollout = {name: _of_all_work(report, config, name) for name, pool in config.pools.items() if pool.range.max}
     if not training or not all(rollout.values()):

@@ -31,8 +31,9 @@ def find_checkpoint(path: Path) -> tuple[Path, Path]:
                 f"{path}: the run has no checkpoint yet; it saves one when it ends, or set checkpoint_every"
             )
         return path, newest.folder
-    if any((path / name).is_file() for name in CONFIGS) and path.parent.name == CHECKPOINTS:
-        return path.parent.parent, path
+    checkpoint = path if path.parent.name == CHECKPOINTS else path.resolve()  # such as `.`, from inside of one
+    if any((path / name).is_file() for name in CONFIGS) and checkpoint.parent.name == CHECKPOINTS:
+        return checkpoint.parent.parent, checkpoint
     raise RequestError(f"{path} is neither the folder of a run nor a checkpoint of one; look below runs/")
 
 
@@ -53,7 +54,8 @@ def as_model(config: RunConfig, folder: Path, checkpoint: Path) -> Iterator[Path
 def config_for(config: RunConfig, model: Path, task: str, episodes: int, samples: int = 0) -> RunConfig:
     """Config of a run with no steps and one evaluation of one task.
 
-    Everything runs in this process: pools with their own interpreter get the torch engine.
+    Everything runs in this process: there is one trainer rank, and pools with their own interpreter get the torch
+    engine.
     """
     if not task and len(config.tasks) > 1:
         raise RequestError(f"--task is missing; the run has {', '.join(config.tasks)}")
@@ -75,7 +77,7 @@ def config_for(config: RunConfig, model: Path, task: str, episodes: int, samples
         "steps": 0,
         "eval_every": 1,
         "transcripts_mb": 0,
-        "trainer": config.trainer.model_copy(update={"lora": None}),
+        "trainer": config.trainer.model_copy(update={"lora": None, "ranks": 1}),
     }
     return config.model_copy(update=changes)
 

@@ -17,7 +17,7 @@ PAGE = "report.html"
 def write_page(folder: Path, config: RunConfig | None, out: Path | None = None) -> Path:
     """Write the page of a run in any state. The file is replaced atomically."""
     tables: dict[str, Any] | None = None if config is None else config.model_dump(mode="json")
-    data = gather(folder / JOURNAL, folder / TRAJECTORIES, None if config is None else _baselines(config), tables)
+    data = gather(folder / JOURNAL, folder / TRAJECTORIES, None if config is None else known_baselines(config), tables)
     path = out or folder / PAGE
     draft = path.with_name(f".{path.name}.tmp")
     draft.write_text(render(data), encoding="utf-8")
@@ -35,7 +35,7 @@ def leave_page(folder: Path, config: RunConfig, say: Callable[[str], None]) -> N
         say(f"{folder}: no report was written ({type(error).__name__}: {error}); try: rollart report {folder}")
 
 
-def _baselines(config: RunConfig) -> dict[str, dict[str, float]]:
+def known_baselines(config: RunConfig) -> dict[str, dict[str, float]]:
     """Empty if an environment's package or a prompt file is missing here, as for a run of another machine."""
     try:
         return baselines_of(config)

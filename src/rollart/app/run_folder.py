@@ -1,4 +1,4 @@
-"""The folder of a run: one controller at a time, and a config that is written atomically."""
+"""The folder of a run: one controller at a time, and files that are written atomically."""
 
 import fcntl
 import os
@@ -19,12 +19,17 @@ TRANSCRIPTS = "transcripts"
 
 def write_config(folder: Path, text: str) -> None:
     """Write the config; from here on the run can be resumed, wherever it is killed."""
-    draft = folder / CONFIG_DRAFT
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(text)
+    write_whole(folder / CONFIG, text.encode())
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file such that it has its old content or this, wherever the process is killed."""
+    draft = path.with_name(f".{path.name}.tmp")
+    with draft.open("wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    draft.replace(folder / CONFIG)
+    draft.replace(path)
 
 
 @contextmanager

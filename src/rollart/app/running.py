@@ -11,9 +11,10 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
@@ -103,6 +104,8 @@ class Plan:
 
     config: RunConfig
     folder: Path | None = None
+    kept: RunConfig | None = None
+    """Config to write to the folder of a run to resume, for the next resume."""
 
 
 def new_run(tables: Tables) -> Plan:
@@ -113,19 +116,26 @@ def new_run(tables: Tables) -> Plan:
 
 
 def resumed_run(folder: Path, change: Callable[[Tables], Tables]) -> Plan:
-    """Plan to resume a run. `change` may change limits, but nothing that the journal relies on."""
+    """Plan to resume a run. `change` may change limits, but nothing that the journal or a checkpoint relies on.
+
+    Later resumes have the changes too.
+    """
     tables = _read_tables(folder)
-    before, config = check(RunConfig, tables), located(check(RunConfig, change(tables)), folder)
+    before, changed = check(RunConfig, tables), check(RunConfig, change(tables))
+    config = located(changed, folder)
     for key in ("seed", "mode", "alpha", "batch", "model", "codec", "algorithm.advantage"):
         if attrgetter(key)(before) != attrgetter(key)(config):
             raise ConfigError(key, "cannot change when a run is resumed; start a new run")
+    if (before.trainer.lora is None) != (config.trainer.lora is None):
+        raise ConfigError("trainer.lora", "is used for a whole run or not at all; start a new run")
     if before.checkpoint_url != config.checkpoint_url:
         raise ConfigError("checkpoint_url", "cannot change when a run is resumed; start a new run")
     saved = held_versions(config, folder)
     if saved and saved[-1].step > config.steps:
         raise ConfigError("steps", f"the run has already trained {saved[-1].step} steps; give at least as many")
     check_real(config)
-    return Plan(located(keep_rows(config, folder), folder), folder)
+    kept = keep_rows(changed, folder)
+    return Plan(located(kept, folder), folder, kept)
 
 
 def carry_out(
@@ -157,16 +167,18 @@ def carry_out(
         if folder is None:
             folder = free_folder(out, plan.config.name, plan.config)
             config = located(keep_rows(config, folder), folder)
-        leave_split(folder, devices)
         plan = replace(plan, config=config)
         if devices.chosen:
             say(devices.sentence())
         if cluster is not None:
             cluster.advice = _go_on(folder)
         callback = load(plan.config.on_step) if on_step is None and plan.config.on_step else on_step
-        return _carry_out(
-            plan, folder, lambda config: _hosts(runtime, config, folder, cores, cluster), interruption, callback
-        )
+
+        def start(config: RunConfig) -> AbstractContextManager[Hosts]:
+            leave_split(folder, devices)
+            return _hosts(runtime, config, folder, cores, cluster)
+
+        return _carry_out(plan, folder, start, interruption, callback)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +203,8 @@ def _carry_out(
     say(f"run folder: {folder}")
     try:
         with held(folder), Interruption(say) if interruption is None else nullcontext(interruption) as stop:
+            if plan.kept is not None:
+                write_config(folder, _text(plan.kept))
             state = _state(folder / JOURNAL)
             config = with_model(plan.config, folder)
             try:
@@ -205,15 +219,23 @@ def _carry_out(
         raise RuntimeLost(f"{error}; {_kept(folder)}. {_go_on(folder)}") from error
     except OSError as error:
         raise RunError(f"{folder}: {error}. Free space or fix it, then: rollart train --resume {folder}") from error
-    violations, report = fold_journal(folder / JOURNAL)[1].finish()
-    if report is None:
-        raise InvariantBroken(f"the journal is inconsistent: {violations[0]}. Keep the run folder and report a bug.")
+    report = _audited(folder)
     checkpoint = newest_name(config, folder)
     if checkpoint:
         say(f"model: {checkpoint}")
         if not is_url(config):
             say(f"load it with: {how_to_load(config, checkpoint)}")
     return folder, report
+
+
+def _audited(folder: Path) -> Report:
+    """Report of a run that ended. Violations of the rules are said: they do not undo what was trained."""
+    violations, report = fold_journal(folder / JOURNAL)[1].finish()
+    if report is None:
+        raise InvariantBroken(f"the journal is inconsistent: {violations[0]}. Keep the run folder and report a bug.")
+    if violations:
+        say(f"the journal breaks {len(violations)} rules, the first: {violations[0]}. See: rollart audit {folder}")
+    return report
 
 
 def how_to_load(config: RunConfig, checkpoint: Path | str) -> str:
@@ -240,7 +262,7 @@ def require(runtime: RuntimeKind) -> None:
 
 
 def read_config(folder: Path) -> RunConfig:
-    """Config that a run was started with."""
+    """Config that a run was started or, later, resumed with."""
     return located(check(RunConfig, _read_tables(folder)), folder)
 
 
@@ -265,23 +287,26 @@ def with_model(config: RunConfig, folder: Path) -> RunConfig:
 
 def _make_model(module: str, order: Mapping[str, Any]) -> None:
     """Create the model in a separate process, so that the controller never loads torch."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", f"rollart.app.{module}", json.dumps(order)],
-        stdin=subprocess.PIPE,  # closed when this process ends, however it ends, which ends the other one too
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # Several threads that spin while they wait for each other are twenty times slower on a machine that is busy.
-        env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
-    )
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            say(line.rstrip())
-        errors = process.communicate()[1].strip().splitlines()
-    finally:
-        process.kill()
-        process.wait()
+    with tempfile.TemporaryFile("w+", errors="replace") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"rollart.app.{module}", json.dumps(order)],
+            stdin=subprocess.PIPE,  # closed when this process ends, however it ends, which ends the other one too
+            stdout=subprocess.PIPE,
+            stderr=stderr,  # no pipe: a full one would block the process while its other output is read
+            text=True,
+            # Several threads that spin while they wait for each other are twenty times slower on a busy machine.
+            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
+        )
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                say(line.rstrip())
+            process.communicate()
+        finally:
+            process.kill()
+            process.wait()
+        stderr.seek(0)
+        errors = stderr.read().strip().splitlines()
     if process.returncode:
         raise RunError(
             f"creating the model failed: {errors[-1] if errors else f'{module} ended with {process.returncode}'}"
@@ -307,13 +332,20 @@ def free_folder(out: Path | None, name: str, config: RunConfig) -> Path:
     """Create a new folder, `out` or one below `runs`, with the config; existing files are never overwritten."""
     if out is not None and not _is_free(out):
         raise RequestError(f"--out {out}: is not an empty folder; name a new one, existing files are not overwritten")
-    folder = _free_name(name) if out is None else out
+    folder = Path("runs") if out is None else out
     try:
-        folder.mkdir(parents=True, exist_ok=out is not None)
-        write_config(folder, keep_rows(config, folder).model_dump_json(indent=2) + "\n")
+        if out is None:
+            folder = _numbered(name)
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+        write_config(folder, _text(keep_rows(config, folder)))
     except OSError as error:
         raise RequestError(f"{folder}: cannot create the run folder ({error}); free space, or use --out") from error
     return folder
+
+
+def _text(config: RunConfig) -> str:
+    return config.model_dump_json(indent=2) + "\n"
 
 
 def _is_free(folder: Path) -> bool:
@@ -323,11 +355,16 @@ def _is_free(folder: Path) -> bool:
     return all(entry.name in (CONFIG_DRAFT, PROMPTS) for entry in folder.iterdir())
 
 
-def _free_name(name: str) -> Path:
-    number = 1
-    while (Path("runs") / f"{name}-{number}").exists():
+def _numbered(name: str) -> Path:
+    """Create a folder that no other run has, however many start at once."""
+    number = 0
+    while True:
         number += 1
-    return Path("runs") / f"{name}-{number}"
+        folder = Path("runs") / f"{name}-{number}"
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            folder.mkdir()
+            return folder
 
 
 def _go_on(folder: Path) -> str:
@@ -412,16 +449,19 @@ async def _run(
         sink = LiveView(journal, console, config.name, config.steps)
     else:
         sink = ProgressLogger(journal, say, config.steps)
-    watch = None if on_step is None else StepWatch(sink, check_callback(on_step))
-    redactor = Redactor(config.redact, secrets_of(config))
-    texts = TrajectoryTexts(folder / TRAJECTORIES, codec_of(config), config.steps, say, redactor)
-    transcripts = TranscriptStore(folder / TRANSCRIPTS, config.transcripts_mb * 10**6, say, redactor)
+    try:
+        watch = None if on_step is None else StepWatch(sink, check_callback(on_step))
+        redactor = Redactor(config.redact, secrets_of(config))
+        texts = TrajectoryTexts(folder / TRAJECTORIES, codec_of(config), config.steps, say, redactor)
+        transcripts = TranscriptStore(folder / TRANSCRIPTS, config.transcripts_mb * 10**6, say, redactor)
 
-    def ended(trajectory: Trajectory, cause: str) -> None:
-        texts.ended(trajectory, cause)
-        transcripts.ended(trajectory)
+        def ended(trajectory: Trajectory, cause: str) -> None:
+            texts.ended(trajectory, cause)
+            transcripts.ended(trajectory)
 
-    parts = real_parts(config, hosts.runtime, watch or sink, hosts.store, checkpoints, ended, hosts.rank_starter)
-    if watch is not None:
-        parts = replace(parts, on_step=watch.on_step)
-    await run_pipeline(config, parts, state)
+        parts = real_parts(config, hosts.runtime, watch or sink, hosts.store, checkpoints, ended, hosts.rank_starter)
+        if watch is not None:
+            parts = replace(parts, on_step=watch.on_step)
+        await run_pipeline(config, parts, state)
+    finally:
+        await sink.close()  # again: the pipeline closes it once it was made

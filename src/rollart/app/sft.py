@@ -196,7 +196,8 @@ def trainer_settings(config: RunConfig, steps: int) -> TrainerSettings:
     rate = config.sft.learning_rate or RATES["lora" if lora else "scratch" if scratch else "folder"]
     warmup = min(steps - 1, round(config.sft.warmup_share * steps))
     schedule = Schedule(kind="cosine", warmup_steps=warmup, total_steps=steps, final_share=FINAL_SHARE)
-    return config.trainer.model_copy(update={"learning_rate": rate, "schedule": schedule, "betas": BETAS})
+    changes = {"learning_rate": rate, "schedule": schedule, "betas": BETAS, "ranks": 1}  # ranks may be `auto`
+    return config.trainer.model_copy(update=changes)
 
 
 def split(samples: Sequence[TrainSample], share: float, seed: int) -> tuple[list[TrainSample], list[TrainSample]]:

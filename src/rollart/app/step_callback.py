@@ -6,7 +6,8 @@
 
 Invariants: it is called once per trained step, in order, in a thread of its own, so that a slow one delays the next
 step and nothing else; `Stop` ends the run after this step as if it were the last, with a checkpoint; an exception ends
-the run as `CallbackFailed`.
+the run as `CallbackFailed`. After a crash, steps that are trained again are reported again, and a step that only the
+checkpoint has is not reported.
 """
 
 import asyncio
@@ -93,10 +94,14 @@ class StepWatch:
 def check_callback(callback: Callable[..., Any]) -> StepCallback:
     """Refuse a callback that cannot be called with one argument."""
     try:
-        inspect.signature(callback).bind(None)
+        signature = inspect.signature(callback)
+    except ValueError:
+        return callback  # some functions of C have no signature
+    try:
+        signature.bind(None)
     except TypeError as error:
         raise RequestError(
-            f"on_step {name_of(callback)} takes {inspect.signature(callback)}; it is called with one argument, the "
+            f"on_step {name_of(callback)} takes {signature}; it is called with one argument, the "
             f"StepRecord of a step ({error})"
         ) from error
     return callback

@@ -11,11 +11,14 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from rollart.app.progress import mishap
+from rollart.app.tables import PlainTable
 from rollart.observe.steps import EvalRecord, StepFold, StepRecord
 from rollart.ports.sink import EventSink
 from rollart.types import journal as j
+from rollart.types.ids import TrajectoryId
 from rollart.types.trajectory import FAILURES, Outcome
 
 REFRESH_PER_S = 4
@@ -41,7 +44,8 @@ class LiveView:
         """Mean rewards of the last batch, by task."""
         self._held_out: dict[str, list[float]] = {}
         self._ended: Counter[Outcome] = Counter()
-        self._running = 0
+        self._running: set[TrajectoryId] = set()
+        """A resumed run also reports the end of trajectories that started before this view."""
         self._times: deque[float] = deque(maxlen=PACE_STEPS + 1)
         self._live = Live(console=console, refresh_per_second=REFRESH_PER_S, get_renderable=self.render)
         self._live.start()
@@ -52,9 +56,9 @@ class LiveView:
             self._take(record)
         match event:
             case j.TrajectoryStarted():
-                self._running += 1
+                self._running.add(event.trajectory)
             case j.TrajectoryEnded():
-                self._running -= 1
+                self._running.discard(event.trajectory)
                 self._ended[event.outcome] += 1
             case _:
                 pass
@@ -74,15 +78,15 @@ class LiveView:
     def render(self) -> RenderableType:
         last = self._last
         step = 0 if last is None else last.step
-        head = Table.grid(padding=(0, 2))
+        head = PlainTable.grid(padding=(0, 2))
         head.add_row(
-            f"[bold]{self._name}[/]",
+            Text(self._name, style="bold"),
             ProgressBar(total=self._steps, completed=step, width=30),
             f"step {step}/{self._steps}",
             self._time_left(),
         )
         if last is None:
-            return Group(head, f"{self._running} agents running, no step yet")
+            return Group(head, f"{len(self._running)} agents running, no step yet")
         return Group(head, self._tasks(), self._figures(last))
 
     def _take(self, record: StepRecord | EvalRecord) -> None:
@@ -90,7 +94,9 @@ class LiveView:
             if record.mean_reward is not None:
                 self._held_out.setdefault(record.task, []).append(record.mean_reward)
                 self._console.print(
-                    f"held-out {record.task}: {record.mean_reward:.3f} at step {record.step}", highlight=False
+                    f"held-out {record.task}: {record.mean_reward:.3f} at step {record.step}",
+                    highlight=False,
+                    markup=False,
                 )
             return
         self._last = record
@@ -100,7 +106,7 @@ class LiveView:
         self._kept |= record.kept_rewards
 
     def _tasks(self) -> Table:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table = PlainTable(box=box.SIMPLE_HEAD, pad_edge=False)
         for column in ("task", "reward", "", "kept", "held-out, first → last"):
             table.add_column(column)
         for task in sorted({*self._rewards, *self._kept}):
@@ -111,7 +117,7 @@ class LiveView:
         return table
 
     def _figures(self, last: StepRecord) -> Table:
-        grid = Table.grid(padding=(0, 2))
+        grid = PlainTable.grid(padding=(0, 2))
         busy = ", ".join(f"{pool} {share:.0%}" for pool, share in last.busy.items())
         failed = sorted((outcome.value, count) for outcome, count in self._ended.items() if outcome in FAILURES)
         grid.add_row("tokens/s", f"{last.tokens_per_s:,.0f}")
@@ -119,7 +125,7 @@ class LiveView:
         grid.add_row(
             "staleness", f"≤ {max(last.staleness, default=0)}, syncs suspended {last.suspended_s * 1e3:.0f} ms"
         )
-        grid.add_row("agents", f"{self._running} running, {sum(self._ended.values()):,} done")
+        grid.add_row("agents", f"{len(self._running)} running, {sum(self._ended.values()):,} done")
         grid.add_row("failures", ", ".join(f"{name} {count}" for name, count in failed) or "none")
         return grid
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rollart.app.running import RuntimeKind, require
+from rollart.app.tables import PlainTable
 from rollart.types.errors import RequestError
 from rollart.types.placement import Node
 
@@ -71,7 +72,7 @@ def show(
         return
     console, names = Console(), {node.id: node.name for node in nodes}
     console.print(_node_table(nodes))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = PlainTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("worker", "node", "why"):
         table.add_column(column)
     for worker in workers:
@@ -122,7 +123,7 @@ def drain(
 
 
 def _node_table(nodes: list[Node]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = PlainTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("node", "CPUs free", "GPUs free", "labels", "state"):
         table.add_column(column)
     for node in nodes:

@@ -159,6 +159,7 @@ def _write(out: Path | None, text: str) -> None:
     try:
         descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(descriptor, 0o600)  # a file that was there has a mode of its own
             file.write(text)
     except OSError as error:
         raise RequestError(f"--out {out}: {error}") from error

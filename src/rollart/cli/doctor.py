@@ -16,7 +16,13 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from rollart.app.cluster_doctor import examine_cluster, problems
+from rollart.app.cluster_doctor import (
+    LEAST_DISK_BYTES,
+    LEAST_MEMORY_BYTES,
+    LEAST_SHARED_BYTES,
+    examine_cluster,
+    problems,
+)
 from rollart.app.running import RuntimeKind, require
 from rollart.backends.native.kernels import CannotCompile, cache_folder, compiled
 from rollart.backends.sandboxes.bubblewrap import BubblewrapSandboxes
@@ -39,9 +45,6 @@ PACKAGES = {
     "vllm": ("vllm", False),
 }
 """The extra of rollart that installs each package, and whether `rollart train` needs it."""
-LEAST_MEMORY_GB = 2.0
-LEAST_SHARED_GB = 0.25
-LEAST_DISK_GB = 1.0
 MARKS = {"ok": "[green]ok[/]  ", "note": "[yellow]note[/]", "bad": "[red]bad[/] "}
 
 
@@ -110,12 +113,13 @@ def examine() -> Iterator[Finding]:
     yield Finding("ok", "cores", f"{cores} available to this process")
     memory_gb = _memory_gb()
     if memory_gb is not None:
-        yield _enough("memory", memory_gb, LEAST_MEMORY_GB, "close other programs, or train a smaller model")
+        yield _enough("memory", memory_gb, LEAST_MEMORY_BYTES, "close other programs, or train a smaller model")
     shared = Path("/dev/shm")
     if shared.is_dir():
         remedy = "weights are passed through it: mount a larger one (docker: --shm-size=1g)"
-        yield _enough("shared memory", shutil.disk_usage(shared).free / 1e9, LEAST_SHARED_GB, remedy)
-    yield _enough("disk", shutil.disk_usage(Path.cwd()).free / 1e9, LEAST_DISK_GB, "free space, or use --out elsewhere")
+        yield _enough("shared memory", shutil.disk_usage(shared).free / 1e9, LEAST_SHARED_BYTES, remedy)
+    disk_gb = shutil.disk_usage(Path.cwd()).free / 1e9
+    yield _enough("disk", disk_gb, LEAST_DISK_BYTES, "free space, or use --out elsewhere")
     yield _loopback()
 
 
@@ -167,7 +171,8 @@ def _memory_gb() -> float | None:
     return int(fields["MemAvailable"].split()[0]) * 1024 / 1e9
 
 
-def _enough(what: str, have_gb: float, least_gb: float, remedy: str) -> Finding:
+def _enough(what: str, have_gb: float, least_bytes: int, remedy: str) -> Finding:
+    least_gb = least_bytes / 1e9
     if have_gb >= least_gb:
         return Finding("ok", what, f"{have_gb:.1f} GB free")
     return Finding("bad", what, f"{have_gb:.2f} GB free, {least_gb:g} GB needed: {remedy}")

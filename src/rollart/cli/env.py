@@ -8,9 +8,9 @@ import msgspec
 import typer
 from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from rollart.app.environment_check import EnvironmentCheck, check_environment, task_of
+from rollart.app.tables import PlainTable
 from rollart.config.load import check as checked
 from rollart.config.load import load_toml, override
 from rollart.config.schema import RunConfig
@@ -82,7 +82,7 @@ def _show(console: Console, result: EnvironmentCheck) -> None:
         text = line.text if len(line.text) <= SHOWN else f"{line.text[:SHOWN]}… ({len(line.text):,} characters)"
         console.print(head, style="dim" if line.speaker == "environment" else "bold", markup=False, highlight=False)
         console.print(text, markup=False, highlight=False)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = PlainTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("player", "episodes", "mean reward", "lowest", "highest", "turns", "ended"):
         table.add_column(column, justify="left" if column == "player" else "right")
     for name, each in result.players.items():
@@ -92,7 +92,7 @@ def _show(console: Console, result: EnvironmentCheck) -> None:
     if result.players:
         console.print(table)
     for what, shown in _figures(result).items():
-        console.print(f"{what:14} {shown}", highlight=False)
+        console.print(f"{what:14} {shown}", markup=False, highlight=False)
     for note in result.notes:
         console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
     for problem in result.problems:

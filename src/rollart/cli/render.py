@@ -8,8 +8,10 @@ from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from rollart.app.cluster_doctor import NodeHealth, own_versions
+from rollart.app.tables import PlainTable
 from rollart.config.schema import RunConfig
 from rollart.control.fleet import WorkerSpec
 from rollart.observe.bias import Compared, warnings
@@ -30,8 +32,8 @@ Baselines = Mapping[str, Mapping[str, float]]
 def show_report(console: Console, report: Report, baselines: Baselines | None = None) -> None:
     """Show the report of one run."""
     console.print(
-        f"[bold]{report.name}[/] · {report.mode} · α = {report.alpha} · seed {report.seed} · {report.steps} steps in "
-        f"{_seconds(report.seconds)}"
+        f"[bold]{escape(report.name)}[/] · {report.mode} · α = {report.alpha} · seed {report.seed} · "
+        f"{report.steps} steps in {_seconds(report.seconds)}"
     )
     console.print(_figures(report))
     console.print(_pools(report))
@@ -47,7 +49,7 @@ def show_report(console: Console, report: Report, baselines: Baselines | None = 
 def show_plan(console: Console, config: RunConfig, workers: Sequence[WorkerSpec]) -> None:
     """Show what a run would do: its config with all defaults, and the placement of its workers."""
     console.print_json(config.model_dump_json(exclude_defaults=False))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = PlainTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("workers", "pool", "hardware", "what it is"):
         table.add_column(column)
     for (role, pool, hardware, factory), names in _alike(workers).items():
@@ -60,25 +62,26 @@ def show_plan(console: Console, config: RunConfig, workers: Sequence[WorkerSpec]
         console.print(
             f"{task}: {config.groups_per_batch()[task]} of {config.groups} groups of {config.batch.group_size}, "
             f"{settings.environments} environments, turns on {classes or 'any engine'}",
+            markup=False,
             highlight=False,
         )
 
 
 def show_devices(console: Console, plan: "DevicePlan") -> None:
     """Show the first split of devices, and the memory that each kind of worker needs."""
-    console.print(plan.sentence(), highlight=False)
+    console.print(plan.sentence(), markup=False, highlight=False)
     if not plan.memory:
         console.print("the shape of the model is not known yet, so its memory is not estimated", highlight=False)
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = PlainTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("memory of one", "part", "size", "arithmetic"):
         table.add_column(column, justify="right" if column == "size" else "left")
     for memory in plan.memory:
         for number, part in enumerate(memory.parts):
             table.add_row("" if number else memory.who, part.name, _size(part.nbytes), part.formula)
         there = "unknown" if memory.limit is None else _size(memory.limit)
-        verdict = "" if memory.fits else "[bold red]does not fit[/]"
-        table.add_row("", "total", _size(memory.nbytes), f"of {there} {verdict}", end_section=True)
+        verdict = Text.assemble(f"of {there} ", "" if memory.fits else ("does not fit", "bold red"))
+        table.add_row("", "total", _size(memory.nbytes), verdict, end_section=True)
     console.print(table)
 
 
@@ -89,7 +92,7 @@ def _size(nbytes: int) -> str:
 def show_placement(console: Console, planned: Sequence[Planned], there: str) -> None:
     """Show where workers would run on a cluster."""
     console.print(f"the cluster has {there}; workers would be placed, for example, as follows:", highlight=False)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = PlainTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("worker", "needs", "node", "why"):
         table.add_column(column)
     for each in planned:
@@ -102,7 +105,7 @@ def show_health(console: Console, healths: Sequence[NodeHealth], problems: Seque
     ours = own_versions()
     controller = {"Python": ours.python, **ours.packages}
     console.print("the controller has " + ", ".join(f"{name} {version or '–'}" for name, version in controller.items()))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = PlainTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("node", "versions", "GPUs", "memory", "disk", "/dev/shm", "link", "clock"):
         table.add_column(column, no_wrap=column == "node")
     for health in healths:
@@ -150,7 +153,8 @@ def show_comparison(console: Console, reports: Sequence[Report]) -> None:
     """Show one scenario in several modes: what each costs, and why the next one is faster."""
     first = reports[0]
     console.print(
-        f"[bold]{first.name}[/] · α = {first.alpha} · seed {first.seed} · {first.steps} steps; only the mode differs"
+        f"[bold]{escape(first.name)}[/] · α = {first.alpha} · seed {first.seed} · {first.steps} steps; "
+        "only the mode differs"
     )
     table = _table("per step", *(report.mode for report in reports))
     table.add_row("step time", *(_seconds(report.step_s) for report in reports))
@@ -220,7 +224,7 @@ def _steady(steady: Steady) -> Table:
 
 
 def _counts(report: Report) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
+    table = PlainTable(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
     table.add_row("staleness of claimed groups", _histogram(report.staleness))
     table.add_row("training lag", _histogram(report.lag))
     table.add_row("trajectories", _list(report.outcomes))
@@ -238,7 +242,7 @@ def _counts(report: Report) -> Table:
         table.add_row(f"{task} trained against offered, per prompt", _bias(compared))
         table.add_row(f"{task} per member", _bias(report.member_bias[task]))
     for warning in warnings(report.bias):
-        table.add_row("[bold]bias[/]", warning)
+        table.add_row(Text("bias", style="bold"), warning)
     for task, redundancy in report.redundancy.items():
         table.add_row(f"{task} extra members", _redundancy(redundancy))
     if report.prompts_lost:
@@ -333,7 +337,7 @@ def _score(evaluation: EvalEnded) -> str:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = PlainTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index == 0 else "right")
     return table

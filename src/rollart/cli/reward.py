@@ -8,11 +8,12 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
 
 from rollart.app.functions.package import Target
 from rollart.app.functions.package import package as write_package
 from rollart.app.reward_trial import Trial, try_reward
+from rollart.app.tables import PlainTable
 from rollart.types.errors import RequestError
 
 app = typer.Typer(no_args_is_help=True, help="Try, serve and package reward functions.")
@@ -105,7 +106,7 @@ def package(
     Example: rollart reward package my_rewards.py:correct --target lambda --out deploy
     """
     packaged = write_package(function, target, out, include or ())
-    console = Console()
+    console = Console(markup=False)
     console.print(f"{len(packaged.files)} files, {packaged.bytes / 1e3:,.0f} kB in {out}; next: {out / 'README.md'}")
     console.print(f"requirements: {', '.join(packaged.requirements)}")
 
@@ -117,7 +118,7 @@ def _need(*packages: str, extra: str) -> None:
 
 
 def _show(console: Console, trial: Trial) -> None:
-    table = Table("task", "transcripts", "failed", "changed", f"mean {trial.compared_with}", "would be")
+    table = PlainTable("task", "transcripts", "failed", "changed", f"mean {escape(trial.compared_with)}", "would be")
     for row in trial.tasks:
         counts = (row.scored + row.failed, row.failed, row.changed)
         table.add_row(row.task, *map(str, counts), _number(row.before), _number(row.after))
@@ -125,7 +126,8 @@ def _show(console: Console, trial: Trial) -> None:
     changed = [each for each in trial.transcripts if each.changed]
     if not changed:
         return
-    table = Table("trajectory", "task", "step", trial.compared_with, "would be", title="largest changes")
+    compared_with = escape(trial.compared_with)
+    table = PlainTable("trajectory", "task", "step", compared_with, "would be", title="largest changes")
     for each in changed[:SHOWN]:
         step = "" if each.step is None else str(each.step)
         after = each.error if each.after is None else _number(each.after)

@@ -11,8 +11,9 @@ from rich.console import Console
 
 from rollart.app.checkpoints import newest_name
 from rollart.app.cluster import check_placement, cluster_nodes, connected, placement
-from rollart.app.compose import baselines_of, first_workers
+from rollart.app.compose import first_workers
 from rollart.app.devices import plan_devices
+from rollart.app.report_page import known_baselines
 from rollart.app.run_folder import CONFIG, JOURNAL
 from rollart.app.running import RuntimeKind, carry_out, new_run, require, resumed_run
 from rollart.cli.render import show_devices, show_placement, show_plan, show_report
@@ -50,6 +51,8 @@ def train(
     Example: rollart train frozenlake --set steps=20 --out runs/first
     """
     require(runtime)
+    if dry_run and json:
+        raise RequestError("--dry-run prints tables; omit --json")
     assignments = list(set_ or [])
     if continue_:
         if out is None:
@@ -83,7 +86,7 @@ def train(
         }
         sys.stdout.write(msgspec.json.encode(figures | extra).decode() + "\n")
         return
-    show_report(Console(), report, baselines_of(plan.config))
+    show_report(Console(), report, known_baselines(plan.config))
 
 
 def config_file(config: str) -> Path:

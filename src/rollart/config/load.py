@@ -31,6 +31,8 @@ def load_toml(path: Path) -> dict[str, Any]:
         raise ConfigError("", f"{path} is a folder; give the path of a config file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError("", f"{path} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise ConfigError("", f"{path} cannot be read: {error.strerror}") from None
 
 
 def override(data: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:

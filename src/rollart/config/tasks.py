@@ -68,8 +68,9 @@ class TaskSettings(Strict):
     """Tokens sampled in one turn at most."""
     max_context: Positive = 32768
     """Maximum length of a sequence in tokens; an episode that reaches it is truncated."""
-    temperature: PositiveReal = 1.0
-    """Sampling temperature, the same for all tasks of a run."""
+    temperature: Annotated[float, Field(ge=0.01, allow_inf_nan=False)] = 1.0
+    """Sampling temperature, the same for all tasks of a run. Logits divided by a tiny one overflow, and their
+    log-probabilities are NaN."""
     alpha: NotNegative | None = None
     """Staleness bound of this task; the run's `alpha` by default."""
     stale: StaleTreatment = StaleTreatment.ABORT

@@ -144,7 +144,7 @@ def a_signal_is_a_result(harness: SandboxHarness) -> None:
 
 @SUITE.case
 def output_is_bounded(harness: SandboxHarness) -> None:
-    """The first and the last half of the limit are kept, the number of bytes between is told; the command goes on."""
+    """Half of the limit is kept from each end, the number of dropped bytes is reported; the command goes on."""
     harness.need(Feature.EXACT_OUTPUT)
     limit = harness.spec.limits.output_kb * 1024
     with harness.sandbox() as sandbox:

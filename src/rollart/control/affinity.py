@@ -34,7 +34,7 @@ def affinity_rules(config: RunConfig) -> AffinityRules | None:
 
 
 class Requests(Protocol):
-    """The requests whose class is decided: those of the LLMProxy."""
+    """Router of the turns in flight; implemented by LLMProxy."""
 
     def in_flight(self) -> Iterable[tuple[str, str]]:
         """Task and hardware class of every request at an engine."""
@@ -44,7 +44,7 @@ class Requests(Protocol):
 
 
 class AutomaticAffinity:
-    """Owns the timer and the policy; knows of a task's class only what the policy decided."""
+    """Owns the timer and the policy. Classes of tasks are decided by the policy alone."""
 
     def __init__(self, context: Context, rules: AffinityRules) -> None:
         self._context = context

@@ -43,22 +43,22 @@ class GroupOwner(Protocol):
     """Rollout, as the buffer sees it."""
 
     def before_claim(self) -> None:
-        """A batch is whole: give up what is past the bound, and make ready what would be lost with the next update."""
+        """Called before a claim: drop stale members; groups that the next update would cost members become ready."""
 
     def last_judged(self) -> "asyncio.Future[None] | None":
-        """What the claim waits for: rewards of groups that the next update would cost, if any are on their way."""
+        """Future that resolves once groups at their last chance have their rewards; None if none are pending."""
 
     def take(self, group: GroupId) -> ClaimedGroup:
-        """A ready group is claimed, with the results that it has now."""
+        """Remove a ready group for a claim; returns it with its current results."""
 
     def batch_claimed(self, claimed: Sequence[ClaimedGroup]) -> None:
-        """The claim is in the journal, but not durable yet: what starts from now on belongs to the next batch."""
+        """Called when the claim is journalled, before it is durable. What starts from here on is for the next batch."""
 
     def put_back(self, claimed: ClaimedGroup) -> None:
         """The claim of this group was returned."""
 
     def shares_changed(self) -> None:
-        """A task has to fill in for another."""
+        """Called when a share was redistributed to other tasks."""
 
 
 class SampleBuffer:
@@ -186,7 +186,7 @@ class SampleBuffer:
         return [entry.group for entry in self._claims.pop(claim)]
 
     def returned(self, claim: ClaimId) -> None:
-        """The claim came to nothing: its groups are ready again."""
+        """End a claim without a step; its groups are ready again."""
         self._book.returned(claim)
         for entry in self._claims.pop(claim):
             self._owner.put_back(entry)

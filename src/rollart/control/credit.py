@@ -45,7 +45,7 @@ def has_no_signal(group: Group) -> str | None:
 
 
 def keeps_states(settings: AlgorithmSettings) -> bool:
-    """Whether trajectories have to remember which state each of their turns started in: a user's function may ask."""
+    """Whether trajectories record the state at the start of every turn; always for user-defined advantages."""
     return settings.advantage is AdvantageKind.GIGPO or not isinstance(settings.advantage, AdvantageKind)
 
 

@@ -72,7 +72,7 @@ class ElasticEngines:
             self._timer.cancel()
 
     def step_trained(self, times: Iterable[PoolTime]) -> None:
-        """A training step ended; `times` is how the pools spent it."""
+        """Called after every training step, with the use of time of all pools."""
         spent = {time.pool: time.seconds for time in times}
         trainer = spent.get(TRAINER, {})
         use = {
@@ -125,7 +125,7 @@ class ElasticEngines:
         return Situation(engines, most, self._suiting(others), tuple(giving))
 
     def _suiting(self, workers: Sequence[WorkerSpec]) -> tuple[str, ...]:
-        """Elastic pools whose nodes would do for one of these workers."""
+        """Elastic pools on whose nodes at least one of these workers could run."""
         return tuple(
             name
             for name, spec in self._specs.items()

@@ -170,7 +170,7 @@ class EnvironmentPool:
         self._finish_leaving(worker)
 
     def _finish_leaving(self, worker: WorkerId) -> None:
-        """Stop a worker that leaves after its last episode."""
+        """Stop a draining worker once its last episode has ended."""
         if not self._taken[worker]:
             self._fleet.finished(worker)
 

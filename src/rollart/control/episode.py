@@ -44,13 +44,13 @@ class EpisodeOwner(FirstTokenObserver, Protocol):
         """Called before every turn and at the end; raises `Stopped` where the trajectory may not go on."""
 
     def episode_finished(self, trajectory: Trajectory) -> "asyncio.Future[None]":
-        """It has its own rewards: what it waits for to get those that compare its group."""
+        """Called once the trajectory has its own rewards; returns a future of those that compare its group."""
 
     def episode_over(self, episode: "Episode", fault: str | None) -> None:
-        """The environment is free again; `fault` is what it failed of, if it did."""
+        """Called when the environment is free again; `fault` is its failure, if it failed."""
 
     def trajectory_ended(self, episode: "Episode", outcome: Outcome, cause: str) -> None:
-        """The trajectory has its one outcome."""
+        """Called once, with the outcome of the trajectory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ class Evaluation:
         self._episodes_waiting()
 
     def next(self, task: str) -> Ticket | None:
-        """The next episode to start, if one may."""
+        """Next episode to start; None if none is queued or the concurrency limit is reached."""
         round = self._rounds.get(task)
         if round is None or not round.waiting or round.running >= round.at_once:
             return None
@@ -118,7 +118,7 @@ class Evaluation:
 
 
 def _tickets(source: PromptSource, prompts: int, samples: int) -> Iterator[Ticket]:
-    """All attempts at the next prompts, each prompt once: a source with fewer begins again."""
+    """Tickets for all attempts at the next prompts; fewer if the source has fewer distinct prompts."""
     seen: dict[PromptId, None] = {}
     while len(seen) < prompts:
         prompt = source.next()

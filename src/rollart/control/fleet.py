@@ -256,7 +256,7 @@ class Fleet:
             handler.worker_leaves(worker)
 
     def _left(self, worker: WorkerId) -> bool:
-        """Whether the worker was leaving; it is not any more."""
+        """Clear the drain state of a worker; returns whether it was draining."""
         wait = self._leaving.pop(worker, None)
         self._why_leaving.pop(worker, None)
         if wait is not None:

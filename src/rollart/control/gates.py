@@ -20,7 +20,7 @@ class BarrierGate:
         self._barrier.join(trajectory)
 
     def arrive(self, trajectory: TrajectoryId) -> "asyncio.Future[None] | None":
-        """What to wait for; None if the trajectory was the last to arrive."""
+        """Future that resolves when the barrier opens; None if the trajectory was the last to arrive."""
         future = self._waiting[trajectory] = self._context.loop.create_future()
         self._release(self._barrier.arrive(trajectory))
         return None if future.done() else future
@@ -64,7 +64,7 @@ class RewardGate:
         )
 
     def open(self) -> None:
-        """Rollout is over."""
+        """Open the gate: all episodes of the batch have ended."""
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
             if not future.done():

@@ -98,10 +98,10 @@ class Groups:
             RedundancyBook(config.tasks, config.batch.group_size, config.max_extra) if config.automatic_extra else None
         )
         self._enforced = check and context.mode.interrupt
-        """Whether an update can put members past the bound. Otherwise late ones only count for redundancy."""
+        """Whether an update can make members stale. If not, lateness is measured for redundancy only."""
         self._timer: asyncio.TimerHandle | None = None
         self._last_judged: asyncio.Future[None] | None = None
-        """Done when no group at its last chance is being judged; what a claim waits for."""
+        """Awaited by a claim; done when no group at its last chance is being judged."""
 
     # Opening groups and starting members.
 
@@ -168,7 +168,7 @@ class Groups:
         return False
 
     def version_changed(self) -> None:
-        """Give up what the new version put past the bound; the rest may be at its last chance now."""
+        """Drop or mask members that the new version made stale; other groups may now be at their last chance."""
         self._give_up_past_bound()
         for group in self._book.groups():
             self._withdraw_early(group)
@@ -176,7 +176,7 @@ class Groups:
         self._reset_timer()
 
     def before_claim(self) -> None:
-        """Groups at their last chance join the batch with what they have: the next update would cost them."""
+        """Mark groups at their last chance as ready with the members they have: the next update would cost some."""
         self._give_up_past_bound()
         for group in self._book.groups():
             self._withdraw_early(group)
@@ -184,7 +184,7 @@ class Groups:
                 self._make_ready(group)
 
     def last_judged(self) -> "asyncio.Future[None] | None":
-        """What a claim has to wait for: groups at their last chance that are being judged, if there are any."""
+        """Future that resolves once no group at its last chance is being judged; None if none is."""
         if not any(self._holds_claim(group) for group in self._book.groups()):
             return None
         self._last_judged = self._context.loop.create_future()
@@ -194,7 +194,7 @@ class Groups:
         return group.judged and not group.ready and self._last_chance(group)
 
     def _note_judged(self) -> None:
-        """A group was judged, or has ended: a claim may have waited for it."""
+        """Resolve the wait of a claim once no group at its last chance is being judged."""
         waits = self._last_judged
         if waits is not None and not waits.done() and not any(map(self._holds_claim, self._book.groups())):
             waits.set_result(None)
@@ -255,7 +255,7 @@ class Groups:
         self._episodes.schedule()
 
     def _check_ready(self, group: OpenGroup) -> None:
-        """A ready group has lost members: with extra ones it may still be whole, otherwise it starts new ones."""
+        """Re-evaluate a ready group that lost members: extra ones may complete it, otherwise it starts new ones."""
         whole = group.enough if group.judged else group.complete
         if whole and group.oldest_kept is not None:
             self._update_ready(group)
@@ -265,7 +265,7 @@ class Groups:
                 self._complete(group)  # with nothing to train
 
     def _end_stale(self, group: OpenGroup) -> None:
-        """End a group that is past its bound. A second chance under a bound of its own is the last."""
+        """End a stale group, as failed if it already had a wider bound of its own."""
         outcome = GroupOutcome.FAILED if group.own_bound else GroupOutcome.STALE
         own = f" of its own, {group.bound.alpha}" if group.own_bound else ""
         self.end(group, outcome, Outcome.STALE, PAST_BOUND + own)
@@ -291,7 +291,7 @@ class Groups:
                 self._make_ready(group)
 
     def _withdraw_early(self, group: OpenGroup) -> None:
-        """After a roll-back, what was the last chance of a group is so no longer: it waits for its other members."""
+        """A roll-back makes groups younger: one that became ready early waits for its other members again."""
         if group.ready and not group.judged and not group.complete and not self._last_chance(group):
             self._unready(group)
 
@@ -334,9 +334,9 @@ class Groups:
         self._set_timer()
 
     def _replaced_at(self, id: TrajectoryId, began: float) -> float | None:
-        """When a late member is replaced; None if it is not.
+        """Time at which a late member is replaced; None for never.
 
-        Nor is it where members past the bound are masked: those are meant to finish.
+        Always None where stale members are masked, since those are meant to finish.
         """
         if not self._context.config.batch.replace_late:
             return None
@@ -367,7 +367,7 @@ class Groups:
     # Ends of members.
 
     def member_ended(self, trajectory: Trajectory, outcome: Outcome, cause: str) -> None:
-        """A member of a group, or of one that was closed, has ended."""
+        """Handle the end of a member; its group may have been closed meanwhile."""
         if trajectory.purpose is Purpose.TRAIN:
             self._measure(trajectory, outcome)
             self._set_timer()
@@ -395,7 +395,7 @@ class Groups:
         self.end(group, GroupOutcome.FAILED, Outcome.CANCELLED, cause)
 
     def member_finished(self, trajectory: Trajectory) -> "asyncio.Future[None]":
-        """A member has its own rewards; returns what it waits for to get those that compare its group."""
+        """Called once a member has its own rewards; returns a future of those that compare its group."""
         waits = self._scoring.await_group(trajectory)
         group = self._book.get(trajectory.group)
         if group is None or group.judged or trajectory.id not in group.running:
@@ -434,7 +434,7 @@ class Groups:
         self._note_judged()
 
     def _measure(self, trajectory: Trajectory, outcome: Outcome) -> None:
-        """What members of a task take, and how many go missing."""
+        """Record the duration of a member, and whether it went missing, for its task."""
         del self._group_of[trajectory.id]
         result = outcome in TRAINABLE
         late = self._was_late.pop(trajectory.id, None)
@@ -509,7 +509,7 @@ class Groups:
         return ClaimedGroup(entry, [self._kept.pop(id) for id in entry.kept])
 
     def batch_claimed(self, claimed: Sequence[ClaimedGroup]) -> None:
-        """Stop what the batch did not wait for. Where rollout is drained at an update, the rest is redundant too."""
+        """Stop members that the claim left out; where rollout drains at an update, end all other groups as well."""
         self._pace.claimed(self._context.now())
         for entry in claimed:
             for id in list(entry.group.running):
@@ -582,7 +582,7 @@ class Groups:
 
 
 def group_rules(config: RunConfig) -> GroupRules:
-    """What a run promises of its groups, for its journal."""
+    """Group rules of a run, as journalled."""
     return GroupRules(
         min_size=config.batch.minimum,
         max_extra=config.max_extra,

@@ -19,7 +19,7 @@ One step, with the paper's numbers:
     (6) train       credit the batch, make one optimiser step, publish the version: beside the rollout of the next
                     batch where the mode overlaps, else before rollout goes on
 
-Dependencies, by who waits for what:
+What each part waits for:
 
     the trainer     for a whole batch, in (1): the only wait of this loop for rollout
     rollout         for admission: a group starts only while it can still be claimed within the staleness bound α.
@@ -89,7 +89,7 @@ OnStep = Callable[[int], "asyncio.Future[str | None]"]
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Everything outside the control plane that a run is connected to."""
+    """Collaborators of the control plane: runtime, journal, workers, prompts, rewards, hooks."""
 
     runtime: Runtime
     sink: EventSink

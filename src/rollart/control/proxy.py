@@ -57,7 +57,7 @@ class FirstTokenObserver(Protocol):
 
 
 class _Session:
-    """A trajectory at the engines: which one holds its prefix, and its current turn, one at a time."""
+    """State of a trajectory at the engines: the one that caches its prefix, and its current turn, if any."""
 
     __slots__ = ("engine", "future", "holder", "observer", "partial", "request", "sampling", "trajectory")
 
@@ -408,7 +408,7 @@ class LLMProxy:
         self._context.record(TurnAborted(self._context.now(), session.trajectory.id, worker, sampled))
 
     def _aborted(self, worker: WorkerId, request: RequestId, generated: Generated = NOTHING) -> None:
-        """The answer to a request that was aborted, if it is one."""
+        """Handle the answer to an aborted request; any other is ignored."""
         engine = self._engines[worker]
         session = engine.aborting.pop(request, None)
         if session is None:

@@ -27,7 +27,7 @@ WRONG_REWARDS = 8
 
 
 class _Question:
-    """A request that is not answered. `worker` holds it, or `wait` is open while it is in the queue."""
+    """An unanswered request: at `worker`, or queued with an open `wait`."""
 
     __slots__ = ("answered", "ask_by", "attempt_s", "failed", "patience_s", "score", "subject", "wait", "worker")
 
@@ -65,7 +65,7 @@ class RewardDispatch:
         self._questions: dict[str, _Question] = {}
         self._leaving: dict[WorkerId, None] = {}
         self._attempts: dict[WorkerId, dict[str, Wait]] = {}
-        """Slots in use: until the answer, the deadline, or the end of the worker, wanted or not."""
+        """Slots in use, freed by the answer, the deadline or the end of the worker, even if the request was dropped."""
         self._blame = Blame()
         fleet.attach(Role.REWARD, self)
         fleet.on(Scored, self._scored)
@@ -224,7 +224,7 @@ class RewardDispatch:
 
 
 def _problem(answer: Scored, episodes: int) -> str:
-    """Why this is no answer for so many episodes; empty if it is one."""
+    """Why this is not a valid answer for this number of episodes; empty if it is."""
     if not isinstance(answer.values, tuple | list) or len(answer.values) != episodes:
         return f"answered {answer.values!r}, which is not one number per episode ({episodes})"
     for value in answer.values:

@@ -38,7 +38,7 @@ def ignore_trajectory(trajectory: Trajectory, cause: str) -> None:
 
 
 class RolloutScheduler:
-    """See the module. It owns what only rollout uses, and observes it: environments, groups, evaluation, episodes."""
+    """Starts trajectories; see the module. Owns and observes environments, groups, evaluation and episodes."""
 
     def __init__(
         self,

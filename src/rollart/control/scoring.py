@@ -25,7 +25,7 @@ from rollart.types.trajectory import Trajectory
 
 
 class _Pending:
-    """A trajectory that waits for its own rewards, with the keys of their requests, or for those of its group."""
+    """A trajectory waiting for its own rewards, whose request keys are kept, or for those of its group."""
 
     __slots__ = ("for_group", "future", "keys", "trajectory")
 
@@ -68,7 +68,7 @@ class Scoring:
         return pending.future
 
     def await_group(self, trajectory: Trajectory) -> "asyncio.Future[None]":
-        """Wait for the group rewards of a trajectory that has its own, until `score_group` has got them."""
+        """Future of the group rewards of a trajectory that has its own; `score_group` requests them."""
         return self._wait(trajectory, for_group=True).future
 
     def score_group(self, group: GroupId, attempt: int, members: Sequence[Trajectory]) -> None:
@@ -158,7 +158,7 @@ class Scoring:
             self._check(self._pending[member.id], sheet)
 
     def _check(self, pending: _Pending, sheet: RewardSheet) -> None:
-        """Let the trajectory go on if it waits for nothing more. Once all rewards are in, their sum is its reward."""
+        """Resolve the wait if no reward is missing. Once all are in, the reward is their weighted sum."""
         if sheet.missing(group=pending.for_group):
             return
         if not sheet.missing(group=not pending.for_group):

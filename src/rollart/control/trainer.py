@@ -39,7 +39,7 @@ class TrainerClient:
         self._worker: WorkerId | None = None
         self._restored: Version | None = None
         self.leaves = False
-        """The trainer should save, and then leave (`leave`)."""
+        """The trainer is draining: save a checkpoint, then call `leave`."""
         self._joined: asyncio.Future[None] = context.loop.create_future()
         self._asked: dict[Asked, asyncio.Future[Any]] = {}
         fleet.attach(Role.TRAINER, self)
@@ -79,7 +79,7 @@ class TrainerClient:
         return reason
 
     def leave(self) -> None:
-        """Let a trainer go that leaves; its successor continues from the last checkpoint."""
+        """Release a draining trainer; its successor continues from the last checkpoint."""
         assert self._worker is not None
         self._fleet.finished(self._worker)
 

@@ -92,7 +92,7 @@ class WeightSync:
         self._send(self._book.engine_joined(worker))
 
     def worker_leaves(self, worker: WorkerId) -> None:
-        """It is updated as before, until it is gone."""
+        """A draining engine is updated as before until it is gone."""
 
     def worker_left(self, worker: WorkerId, spec: WorkerSpec, reason: str) -> None:  # noqa: ARG002
         self._answered(worker, Staged)

@@ -362,7 +362,7 @@ def _why(error: RayError) -> str:
 
 
 def _extend_path(paths: tuple[str, ...], rank: int) -> None:  # noqa: ARG001
-    """On this machine a rank can import what the caller can."""
+    """Extend a rank's import path by the caller's; for ranks on this machine."""
     sys.path.extend(path for path in paths if path not in sys.path)
 
 

@@ -1,4 +1,4 @@
-"""Asks every node of a cluster what it is (`node_probe`), at the same time, and answers their calls."""
+"""Runs `node_probe` on all nodes of a cluster concurrently, and serves their echo requests."""
 
 import socket
 import threading

@@ -96,7 +96,7 @@ class FsspecFiles:
         return entries
 
     def _entries(self, folder: str) -> Entries | None:
-        """The list of a folder; None for a draft. Half a list, as some file systems show, is none."""
+        """Entries of a folder; None for a draft. A partial list, as some file systems show, counts as a draft."""
         check_name(folder)
         self._system()[0].invalidate_cache()
         try:

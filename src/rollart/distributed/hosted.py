@@ -1,4 +1,4 @@
-"""An engine or a trainer of rollart inside of a `Worker` of one's own: commands in, answers out, one call at a time.
+"""Runs an engine or trainer of rollart inside a custom `Worker`: commands in, answers out, one call at a time.
 
     engine = Hosted("rollart.backends.engines.torch_engine:TorchEngine", model=…, store=…, pool=PoolSettings())
     engine.ask([Stage(manifest)], Staged)

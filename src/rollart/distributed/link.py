@@ -23,7 +23,7 @@ all. A link ends, at both ends, once the other machine has not answered for that
 one machine have no such limit.
 
 Frozen processes. Their kernel answers for them, so a worker also sends an empty frame every `PULSE_S`, from a thread of
-its own; `Peer.silent` tells when none has come for too long.
+its own; `Peer.silent` reports when none has arrived for too long.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What one node of a cluster finds out about itself for `rollart doctor --address`.
+"""Self-examination of a cluster node for `rollart doctor --address`.
 
 Sent by value, so that a node where rollart is missing answers too: standard library only, plain data in and out.
 

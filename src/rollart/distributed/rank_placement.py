@@ -83,7 +83,7 @@ def release_rooms(rooms: Sequence[RankRoom]) -> None:
 def reserve_ranks(
     name: str, needs: Needs, ranks: int, strategy: Strategy, place_s: float, prefer_s: float = 0.0
 ) -> RankPlaces:
-    """Room for all ranks, as soon as there is some; the reason of a wait is logged.
+    """Reserve room for all ranks, waiting until there is some; the reason of a wait is logged.
 
     For `prefer_s` it does not fall back from a kind of node that exists and is only full: ranks that have just ended
     may still hold their room.

@@ -3,7 +3,7 @@
 One worker is one placement group of one bundle, so all that it reserves is on one node. The group is named after the
 worker, and after the reason if the node is not of the preferred kind: `rollart cluster show` reads it there.
 
-Calls of Ray block, and for ever once Ray is gone: they are made in threads, which are not joined at the end.
+Ray calls block, forever once Ray is gone, so they run in threads that are never joined.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ class WorkerOnNode(NamedTuple):
 async def reserve(
     worker: WorkerId, needs: Needs, waits: Callable[[str], None], *, last: str = "", failures: int = 0
 ) -> Reserved:
-    """Room for a worker, as soon as there is some; `waits` is called with the reason while there is none."""
+    """Reserve room for a worker, waiting until there is some; `waits` is called with the reason meanwhile."""
     said = ""
     while True:
         found: Place | Wait

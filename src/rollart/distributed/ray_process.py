@@ -87,7 +87,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class OwnProcess(NamedTuple):
-    """What a worker's process knows of itself, for processes that the worker starts on other nodes."""
+    """Context of a worker process, for processes that the worker starts on other nodes."""
 
     order: Order
     reserved: bool
@@ -215,7 +215,7 @@ class EventSender:
         self._send([Died(reason)], last=True)
 
     def pulse(self) -> None:
-        """Say every `PULSE_S` that this process is not frozen, until the connection is over."""
+        """Send a heartbeat every `PULSE_S` until the connection is over."""
         over = threading.Event()
         while not over.wait(PULSE_S):
             with self._lock:

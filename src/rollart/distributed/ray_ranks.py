@@ -65,7 +65,7 @@ class RayRanks:
         return RayGroup(self, order, listener, own_process())
 
     def sender(self, worker: WorkerId) -> "ShareSender | None":
-        """What gives the ranks of this worker their shares; None if there are no others than rank 0."""
+        """Sender of shares to the ranks of this worker; None if rank 0 is the only one."""
         return ShareSender(worker, self.ranks, self.minibatches) if self.ranks > 1 else None
 
 

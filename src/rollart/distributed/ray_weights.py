@@ -156,7 +156,7 @@ class RayWeightStore:
             self._ask("release", node)
 
     def _write(self, version: Version, index: int, data: bytes | memoryview) -> Any:
-        """Write a bucket to its place; returns a call to wait for, by which the holder knows it."""
+        """Write a bucket to its place; returns the pending call that reports it to the holder, if any."""
         manifest, opened = self._draft(version)
         if opened.node != _own_node():
             try:

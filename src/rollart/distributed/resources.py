@@ -35,7 +35,7 @@ ROLES = {"train": "H800", "generation": "H20", "environment": CPU, "reward": LOC
 
 
 ENDING_S = 10.0
-"""How long the devices of ranks that have ended may still be taken, by Ray's account."""
+"""Time for which Ray may still account for the devices of ranks that have ended."""
 
 
 class Binding(NamedTuple):
@@ -47,7 +47,7 @@ class Binding(NamedTuple):
     resource: str
     """Class that it has."""
     why: str
-    """Why that is another one; empty if it is the same."""
+    """Reason if the class is not the wanted one; empty if it is."""
 
 
 class Bound(NamedTuple):

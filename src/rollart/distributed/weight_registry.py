@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 NAMESPACE = "rollart"
 PING_S = 10.0
 TELL_S = 10.0
-"""How long holders have to carry out what does not matter if they are dead."""
+"""Timeout of best-effort calls to holders, which may be dead."""
 LOOK_S = 1.0
 
 

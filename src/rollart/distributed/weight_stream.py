@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 SILENT_S = VANISHED_S
 STALL_S = 60.0
-"""How long a bucket that is still to be published is waited for."""
+"""Timeout for a bucket that is still being published."""
 MAX_UNAUTHENTICATED = 64
 MAX_MESSAGE_BYTES = 2**20
 LENGTH_BYTES = 4

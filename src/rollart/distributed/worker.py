@@ -1,4 +1,4 @@
-"""What the author of a `Worker` declares: who executes a method, which hardware its calls prefer, what is behind a URL.
+"""Declarations of `Worker` methods: the ranks that execute them, preferred hardware, functions behind a URL.
 
     @register(mode="execute_all")                                    see `cluster`
     @hw_mapping(hw_affinity={"FrozenLake": "H800", "default": "H20"})
@@ -58,7 +58,7 @@ class Affinity(NamedTuple):
 
 
 class Serverless(NamedTuple):
-    """An attribute of a worker that a function behind a URL takes the place of."""
+    """A worker attribute that is replaced by a function behind a URL."""
 
     attribute: str
     url: str
@@ -81,7 +81,7 @@ class Route(NamedTuple):
     """Hardware class of the tag."""
     ranks: tuple[int, ...]
     why: str
-    """Why these are not on that class; empty if they are."""
+    """Reason if the ranks are not on that class; empty if they are."""
 
 
 def register(mode: Mode | str = Mode.EXECUTE_ALL, *, beside: bool = False) -> Callable[[F], F]:

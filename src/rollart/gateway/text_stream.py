@@ -1,7 +1,8 @@
 """Text of an answer while its tokens arrive.
 
 Invariants:
-- The pieces, joined, are the decoded answer up to the first stop string, however the tokens are cut into batches.
+- The pieces, joined, are the decoded answer up to the stop string that is complete first, however the tokens are cut
+  into batches.
 - A piece never ends within a character, nor within what may become a stop string.
 
 >>> stream = TextStream(lambda ids: bytes(ids).decode(errors="replace"), stops=("END",))
@@ -54,16 +55,17 @@ class TextStream:
 
     def _take(self, text: str) -> str:
         before = self._decode(self._window[: self._passed])
-        self._window = self._window[self._passed :]
-        self._passed = len(self._window)
+        if len(text) > len(before):  # tokens without text, such as special ones, are no start of a text
+            self._window = self._window[self._passed :]
+            self._passed = len(self._window)
         return self._before_stop(self._held + text[len(before) :])
 
     def _before_stop(self, text: str) -> str:
-        """Cut at the first stop string, or hold back the longest end that one may start with."""
-        found = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        """Cut at the stop string that is complete first, or hold back the longest end that one may start with."""
+        found = [(place + len(stop), place) for stop in self._stops if (place := text.find(stop)) >= 0]
         if found:
             self.stopped, self._held = True, ""
-            return text[: min(found)]
+            return text[: min(found)[1]]
         longest = max((len(stop) - 1 for stop in self._stops), default=0)
         for length in range(min(longest, len(text)), 0, -1):
             if any(stop.startswith(text[-length:]) for stop in self._stops):

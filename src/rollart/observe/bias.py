@@ -1,8 +1,8 @@
 """Bias of training towards what is fast, short or easy: offered against trained distributions.
 
-Per prompt: every time a prompt is offered, a group works on it; its value is the mean over the members that the group
-started. Compared are all groups with those that were trained. Per member: all that were started with those whose tokens
-were trained. Members that were stopped count with what they had by then, so their values are lower bounds. Rewards are
+Per prompt: each time a prompt is offered, its value is the mean over the members that its group started; all groups are
+compared with the trained ones. Per member: all started members are compared with those whose tokens were trained.
+Members that were stopped count with what they had by then, so their values are lower bounds. Rewards are
 those of members with a result.
 
 Left out: cancelled groups, which the end of a run or a roll-back ended, and filtered ones, which were left out on

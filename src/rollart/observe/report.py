@@ -117,7 +117,8 @@ class Report(msgspec.Struct, kw_only=True):
 
     def engine_seconds_per_step(self) -> dict[j.TimeUse, float]:
         """Time of the average engine per step, by cause. The causes add up to the duration of a step, so the difference
-        between two runs is explained cause by cause."""
+        between two runs is explained cause by cause. With elastic pools they add up to less: the average is over all
+        engines that there ever were."""
         total: Counter[j.TimeUse] = Counter()
         for pool in self.engines:
             total.update(self.pools.get(pool, {}))
@@ -481,7 +482,7 @@ class ReportFold(msgspec.Struct, kw_only=True):
                 self._settle_trajectory(group, trajectory, trajectory.outcome)
 
     def _settle_selection(self, group: _Group, members: list[_Trajectory]) -> None:
-        """What training saw of what was offered, and what extra members cost and brought."""
+        """Add a group to the bias statistics, and its extra members to those of redundancy."""
         trained = group.outcome is GroupOutcome.TRAINED
         if group.outcome not in OFFERED or group.void:
             return
@@ -494,7 +495,7 @@ class ReportFold(msgspec.Struct, kw_only=True):
             self._settle_redundancy(group, members)
 
     def _settle_redundancy(self, group: _Group, members: list[_Trajectory]) -> None:
-        """How long the group would have waited for those that it started first, if it had not had others."""
+        """Add the cost of extra members, and how much longer the group would have waited without them."""
         size = self.group_size
         trained = [member for member in members if member.trained]
         redundant = [member for member in members if member.outcome is Outcome.REDUNDANT]
@@ -534,7 +535,7 @@ class ReportFold(msgspec.Struct, kw_only=True):
 
 
 def _values(trajectory: _Trajectory) -> dict[str, float]:
-    """What bias is measured in; see `observe.bias`."""
+    """Quantities of a member in which bias is measured (`observe.bias`)."""
     values = {"turns": float(trajectory.turns), "tokens": float(trajectory.sampled)}
     if trajectory.started_at is not None:
         values["duration_s"] = trajectory.ended_at - trajectory.started_at

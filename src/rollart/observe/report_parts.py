@@ -6,7 +6,7 @@ from rollart.types.affinity import AffinityCause
 
 
 class Redundancy(msgspec.Struct):
-    """What extra members of a task's groups cost and bring."""
+    """Cost and benefit of the extra members of a task's groups."""
 
     extra: int = 0
     """Extra members of groups that were opened last."""
@@ -16,7 +16,7 @@ class Redundancy(msgspec.Struct):
     redundant_tokens: int = 0
     """Tokens of members that were stopped because their group was claimed without them."""
     saved_s: float = 0.0
-    """Seconds, at least, that groups would have waited longer for the members that they started first."""
+    """Lower bound on the seconds that groups would have waited longer without extra members."""
 
 
 class Decision(msgspec.Struct):

@@ -52,7 +52,7 @@ class _Class:
 
 
 class AffinityPolicy:
-    """See the module. `tick` is to be called every `rules.tick_s`."""
+    """Decides the classes of automatic tasks; see the module. Call `tick` every `rules.tick_s`."""
 
     def __init__(self, rules: AffinityRules) -> None:
         self._rules = rules
@@ -65,7 +65,7 @@ class AffinityPolicy:
         self._held_until: dict[str, float] = {}
         self._credit = {task: float(BURST * len(classes)) for task, classes in rules.classes.items()}
         self._ready_since: float | None = None
-        """Since when some task can be assigned while others cannot."""
+        """Time since which some tasks can be assigned while others cannot."""
         self._gain_since: float | None = None
         self._gain_reports = 0
         self._gain_steps = 0
@@ -101,7 +101,7 @@ class AffinityPolicy:
     # --- exploration ------------------------------------------------------------------------------------------------
 
     def probe(self, task: str, now: float) -> str | None:
-        """The class that a new trajectory should measure, or None. `placed` says what became of it."""
+        """Class that a new trajectory should measure, or None. Report the placement with `placed`."""
         if self._credit.get(task, 0.0) < 1.0:
             return None
         here, best, most = self._assigned.get(task), None, 0.0
@@ -133,7 +133,7 @@ class AffinityPolicy:
         return decision
 
     def _lost(self, now: float) -> Decision | None:
-        """Tasks whose class has had no engine for too long."""
+        """Reassign tasks whose class has had no engine for `confirm_s`."""
         gone = {
             task: self._classes[hardware].lost_since
             for task, hardware in self._assigned.items()
@@ -154,7 +154,7 @@ class AffinityPolicy:
         return self._decided(AffinityCause.LOST, after, why, figures, (score, score), min(gone.values()))
 
     def _measured(self, now: float) -> Decision | None:
-        """Tasks whose costs are known by now."""
+        """Assign tasks whose costs have become known."""
         waiting = [task for task in self._rules.classes if task not in self._assigned]
         ready = [task for task in waiting if 1 < len(self._present(task)) == len(self._measured_on(task))]
         if not ready:
@@ -172,7 +172,7 @@ class AffinityPolicy:
         return self._decided(AffinityCause.MEASURED, after, why, figures, (score, score), since)
 
     def _better(self, now: float) -> Decision | None:
-        """Tasks that another assignment would serve better."""
+        """Move tasks for which another assignment has a confirmed gain."""
         before = self._assigned
         free = [task for task in before if now >= self._held_until.get(task, now) and len(self._measured_on(task)) > 1]
         if not free or not all(self._classes[hardware].engines for hardware in before.values()):
@@ -222,7 +222,7 @@ class AffinityPolicy:
         return [name for name in self._present(task) if self._estimates.known(task, name)]
 
     def _figures(self, tasks: Sequence[str]) -> AffinityFigures:
-        """Figures in which these tasks can be assigned, and all others stay where they are."""
+        """Figures for an assignment of these tasks; all others are pinned to their present classes."""
         costs: list[WorkCost] = []
         pinned: list[WorkCost] = []
         for task in self._rules.classes:

@@ -10,7 +10,7 @@ the seconds per token on the tokens per step,
 
     seconds / token = fixed · steps / token + marginal
 
-which tells what a token would cost in another batch. Where batches do not vary, most of the cost is taken as fixed
+which predicts the cost of a token in another batch. While batch sizes do not vary, most of it is assumed fixed
 (`FIXED_SHARE`): too optimistic for a class that is only measured idle, which corrects itself once it has work.
 """
 
@@ -26,16 +26,16 @@ COST_S = 60.0
 FRESH_S = 180.0
 """Time constant of evidence: an estimate is old two minutes after the last report, ..."""
 FRESH_STEPS = 4.0
-"""... or later where steps are long: at least so many steps. Trajectories that measure a slow class are stragglers."""
+"""... or after this many training steps, if that is longer: trajectories on a slow class are stragglers."""
 SPLIT_S = 300.0
 """Time constant of the regression."""
 ENOUGH = 4.0
-"""Turns, or as many pieces of `PIECE_TOKENS` sampled tokens, from which on a cost counts as known."""
+"""Turns, or multiples of `PIECE_TOKENS` sampled tokens, after which a cost counts as known."""
 PIECE_TOKENS = 512
 MIX_KEEP = 0.75
 """Share of the mix that a training step leaves."""
 MIX_TURNS = 1000.0
-"""Turns of the mix that costs are stated for."""
+"""Number of turns that costs are normalised to."""
 FIXED_SHARE = 0.8
 """Assumed share of the fixed part, as long as the size of batches has not varied."""
 TRUST = 0.02
@@ -221,7 +221,7 @@ class CostEstimates:
         cell.asked += 1.0
 
     def lacks(self, task: str, hardware: str, now: float) -> float:
-        """Evidence missing for a fresh estimate, less what was asked for; not positive if there is enough."""
+        """Evidence missing for a fresh estimate, less what is on its way; zero or negative if there is enough."""
         cell = self._cells.get((task, hardware))
         if cell is None:
             return ENOUGH

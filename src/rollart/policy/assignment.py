@@ -2,7 +2,7 @@
 
 The best class for each task alone would overload one of them, so all tasks are assigned together: exactly where there
 are at most `EXACT` assignments, else by moves and swaps from the present one. Every moved task costs `MOVE_COST` of the
-score, so that nothing moves for next to nothing.
+score, which suppresses moves with a negligible gain.
 
     >>> from rollart.types.affinity import ClassSize
     >>> classes = (ClassSize("H800", 2, 64), ClassSize("H20", 2, 64))

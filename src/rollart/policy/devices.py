@@ -36,7 +36,7 @@ from rollart.types.accelerators import (
 from rollart.types.placement import Needs, Node
 
 EQUAL = 0.999
-"""A split is better only if its step is shorter than this share of the other's."""
+"""A split replaces another only if its step takes less than this fraction of the other's."""
 MAX_RANKS = 64
 
 
@@ -66,7 +66,7 @@ class Split(NamedTuple):
 
 
 def device_of(needs: Needs, accelerator: str) -> Accelerator:
-    """What one GPU of a worker is, or one core if it uses none."""
+    """Device of a worker: the accelerator of its GPUs, or a CPU core."""
     return ACCELERATORS.get(accelerator, UNKNOWN) if needs.gpus else CORE
 
 
@@ -144,7 +144,7 @@ def _least(pool: PoolSettings) -> int:
 
 
 def _fill(config: RunConfig, costs: Costs, needs: Mapping[str, Needs], ranks: int, room: "_Room") -> Split | None:
-    """Engines beside this many ranks: the minimum, then one by one where it brings the most for its devices."""
+    """Greedy fill beside this many ranks: the minimum of engines, then one by one by speed per device."""
     bounds = {name: config.pools[name].range for name in needs}
     free = [name for name in needs if chooses(config.pools[name])]
     engines = {}

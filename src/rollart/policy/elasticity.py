@@ -84,7 +84,7 @@ class _Pool:
         self.forget()
 
     def forget(self) -> None:
-        """The number of engines changed: earlier figures are of another pool."""
+        """Discard the figures collected before the number of engines changed."""
         self.steps: list[StepUse] = []
         self.fresh = False
         """Whether a whole step has begun since the last change."""
@@ -94,7 +94,7 @@ class _Pool:
 
 
 class ElasticityPolicy:
-    """See the module. `tick` is to be called every `rules.tick_s`."""
+    """Decides the number of engines of elastic pools; see the module. Call `tick` every `rules.tick_s`."""
 
     def __init__(self, rules: ElasticRules) -> None:
         self._rules = rules
@@ -146,7 +146,7 @@ class ElasticityPolicy:
         pool.held_until = now + self._rules.hold_s * 2**pool.turns
 
     def _failed(self, pools: Situation, now: float) -> Resize | None:
-        """Pools below their minimum: engines were removed because they kept dying."""
+        """Restore the minimum of a pool whose engines were removed because they kept dying."""
         for name, limits in self._rules.pools.items():
             count, after = pools.engines[name], min(limits.min, pools.most[name])
             if count < after:
@@ -155,7 +155,7 @@ class ElasticityPolicy:
         return None
 
     def _trainer(self, pools: Situation, now: float) -> Resize | None:
-        """Engines that make room for the trainer."""
+        """Remove an engine to make room for the trainer."""
         if not pools.trainer:
             self._trainer_since = None
             return None
@@ -172,7 +172,7 @@ class ElasticityPolicy:
         return None
 
     def _nodes(self, pools: Situation, now: float) -> Resize | None:
-        """Pools that have had room for more engines, or for fewer."""
+        """Resize a pool to the engines that it wants and its nodes have had room for."""
         found = None
         for name, limits in self._rules.pools.items():
             pool, count = self._pools[name], pools.engines[name]
@@ -220,7 +220,7 @@ class ElasticityPolicy:
         return all(_share(step.training, step.engines) >= least and _wait(step) < least / 2 for step in steps)
 
     def _more(self, count: int, figures: ElasticFigures) -> int:
-        """Engines with which the trainer would not wait, as far as there are requests and room for them."""
+        """Number of engines with which the trainer would not wait, limited by requests in flight and by room."""
         ideal = math.ceil(count / max(1.0 - figures.wait, 0.5))
         room = ideal if figures.room is None else figures.room
         return min(ideal, int(figures.in_flight), room)

@@ -62,7 +62,7 @@ class OpenGroup:
     own_bound: bool = False
     """Whether `bound` is wider than its task's, so that its prompt does not starve."""
     overtime: bool = False
-    """Whether it has used more than the bound of its task; admission does not count it any more."""
+    """Older than its task's bound, under a wider one of its own; not counted by admission."""
     ready: bool = False
     finished: dict[TrajectoryId, None] = field(default_factory=dict)
     """Running members that only wait for the rewards that compare their group."""
@@ -113,7 +113,7 @@ class OpenGroup:
 
     @property
     def hopeless(self) -> bool:
-        """Whether so many members failed that the prompt, not chance, must be to blame."""
+        """Whether too many members failed for it to be chance: the prompt is to blame."""
         return self.failed > 2 * self.size + 2
 
     @property
@@ -242,7 +242,7 @@ class GroupBook:
         self._note(entry)
 
     def judge(self, group: GroupId) -> None:
-        """The finished members are compared: no other joins the group any more, so those that run do not age it."""
+        """Fix the members of the group: the finished ones are compared, and those still running no longer age it."""
         entry = self._groups[group]
         entry.judged = True
         entry.judgements += 1
@@ -251,7 +251,7 @@ class GroupBook:
         self._note(entry)
 
     def unjudge(self, group: GroupId) -> None:
-        """The rewards failed and the members with them: the group starts others."""
+        """The group's rewards failed, and its members with them; the group starts new members."""
         entry = self._groups[group]
         entry.judged = False
         self._note(entry)
@@ -280,7 +280,7 @@ class GroupBook:
         entry.bound, entry.own_bound = bound, True
 
     def set_overtime(self, group: GroupId) -> None:
-        """A group has used more than the bound of its task: its place in the making is free for another. Idempotent."""
+        """Stop counting a group that is older than its task's bound, so that another may open. Idempotent."""
         entry = self._groups[group]
         self._count(entry, -1)
         entry.overtime = True

@@ -73,7 +73,7 @@ def step_bound_s(config: RunConfig) -> float:
 
 
 def _group_rewards_bound_s(config: RunConfig, task: str) -> float:
-    """0 for tasks without a list of rewards, and so for plain ones: their claims wait for nothing."""
+    """0 for tasks without a `rewards` list: their claims never wait for group rewards."""
     return rewards_bound_s(config, task) if config.tasks[task].rewards else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Memory that an engine and a rank of the trainer need, as arithmetic that can be read.
+"""Memory of an engine and of a trainer rank, as explicit arithmetic.
 
     P parameters (one layer: P_l), L layers, H hidden width, I width of the MLP, V vocabulary, b bytes of the dtype,
     r ranks of the trainer, g GPUs of an engine, t tokens per pass (`token_budget`, `prefill_tokens`)
@@ -35,7 +35,7 @@ BYTES = {"float32": 4, "bfloat16": 2}
 
 
 class ModelSize(msgspec.Struct, frozen=True, gc=False):
-    """What costs depend on of a decoder-only model."""
+    """Dimensions of a decoder-only model that determine its costs."""
 
     parameters: int
     layers: int
@@ -52,7 +52,7 @@ class ModelSize(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def width(self) -> int:
-        """Numbers that one token leaves behind in one layer."""
+        """Number of activations per token and layer."""
         return 10 * self.hidden + 3 * self.intermediate
 
 
@@ -94,7 +94,7 @@ def trainer_memory(model: ModelSize, config: RunConfig, ranks: int) -> list[Part
 
 
 def engine_memory(model: ModelSize, pool: PoolSettings) -> list[Part]:
-    """Memory of one engine per GPU, or of one on CPUs. vLLM's KV cache is what it leaves."""
+    """Memory of an engine, per GPU or on CPUs. vLLM's KV cache is left out, since it takes what remains."""
     gpus, size = max(1, pool.ranks), BYTES[pool.dtype]
     weights = math.ceil(size * model.parameters / gpus)
     parts = [

@@ -1,6 +1,6 @@
 """On which nodes a worker may run, and why it must wait if there is none.
 
-Ray places workers; what is decided here is what to ask it for. A worker has a preferred kind of node, by labels, and a
+Ray places workers; this module decides what to ask Ray for. A worker has a preferred kind of node, by labels, and a
 list of kinds to fall back to. If the preferred kind has no room, the first other one with room is taken and the reason
 is recorded; without such a kind the worker waits.
 
@@ -113,7 +113,7 @@ def decide_ranks(needs: Needs, ranks: int, nodes: Sequence[Node]) -> PlaceRanks 
 
 
 def _among(nodes: Sequence[Node], labels: Labels, last: str, failures: int) -> Place:
-    """One of these nodes: where it was before, or anywhere but there."""
+    """Prefer the node of the last incarnation; avoid it after `FAILURES_IN_PLACE` failures."""
     there = any(node.id == last for node in nodes)
     if failures >= FAILURES_IN_PLACE and there and len(nodes) > 1:
         return Place(labels | {NODE_ID: f"!{last}"})
@@ -121,7 +121,7 @@ def _among(nodes: Sequence[Node], labels: Labels, last: str, failures: int) -> P
 
 
 def _without_gpus(nodes: Sequence[Node]) -> Sequence[Node]:
-    """Those without GPUs, if there are any: a worker that needs none leaves the CPUs beside them to engines."""
+    """Nodes without GPUs, if there are any, so that the CPUs of GPU nodes stay free for engines."""
     return [node for node in nodes if not node.total.get("GPU")] or nodes
 
 
@@ -230,7 +230,7 @@ def how_many(needs: Needs, nodes: Iterable[Node], most: int) -> int:
 
 
 def would_do(needs: Needs, of: Needs, nodes: Iterable[Node]) -> bool:
-    """Whether some node that suits a worker with the needs `of` could also take one with these."""
+    """Whether a node that suits workers with the needs `of` could, when empty, also take one with `needs`."""
     return any(not node.draining and _has(node, of.labels) and _could(needs, node) for node in nodes)
 
 

@@ -1,4 +1,4 @@
-"""Redundant members that pay for themselves: how many more than promised a group of a task starts.
+"""Redundancy: the number of members beyond `group_size` that a group of a task starts.
 
 Measured per task: the share q of members that go missing, because they failed or were late. A group of n members with e
 extra ones is short of results with probability P(e) = P[Binomial(n + e, 1 - q) < n]. An extra member costs its tokens
@@ -10,7 +10,7 @@ in every group and helps only in those that would be short without it, so one mo
     >>> extra_members(8, 0.08, limit=4, current=0)
     1
 
-A number that pays is kept until it clearly does not (`KEEPS`), so that it does not change back and forth.
+Hysteresis: a number in use is kept until P(e) falls below `KEEPS`, so that it does not flap.
 """
 
 import math

@@ -84,7 +84,7 @@ class _Home(NamedTuple):
     placement: Placement
     away_from: "_Pool | None"
     way_back: str = "available again"
-    """Why it moves when it does."""
+    """Reason recorded when it moves back."""
 
 
 class _Engine:

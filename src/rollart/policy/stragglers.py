@@ -1,8 +1,8 @@
 """Stragglers: members that run so long that it is better not to wait for them.
 
 A member is late once it has run for longer than the patience of its task, which is measured: twice the time within
-which three quarters of its last results came, so that stragglers do not count as usual while they are fewer than a
-quarter. Two decisions follow, both only where a staleness bound is enforced:
+which three quarters of its recent results came, which is robust while fewer than a quarter are stragglers. Two
+decisions follow, both only where a staleness bound is enforced:
 
 - A group at its last chance waits for members that are not late, and for no others.
 - A late member is replaced when half of the time from its start to the last claim of its group has passed. From then

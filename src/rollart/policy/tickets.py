@@ -7,7 +7,7 @@ from rollart.types.trajectory import Ticket
 
 
 class TicketQueue:
-    """Tickets in the order in which they came, with precedence for those with losses."""
+    """FIFO queues of tickets by task; tickets with losses take precedence."""
 
     def __init__(self, tasks: Iterable[str]) -> None:
         self._queues: dict[str, tuple[deque[Ticket], deque[Ticket]]] = {task: (deque(), deque()) for task in tasks}

@@ -40,7 +40,7 @@ _moved: list[tuple[Path, Path]] = []
 
 
 def moved(before: Path, after: Path) -> None:
-    """Files that paths name below `before` are below `after` in this process, which runs on another machine."""
+    """Map file paths below `before` to `after` in this process, which runs on another machine."""
     _moved.append((before, after))
 
 

@@ -122,7 +122,7 @@ class RankStarter(Protocol):
         ...
 
     def sender(self, worker: WorkerId) -> Shares | None:
-        """What sends the ranks of this worker their shares; called in the controller. None if rank 0 does."""
+        """Sender of shares to the ranks of this worker, called in the controller; None if rank 0 sends them."""
         ...
 
     def start(self, order: RankOrder, listener: RankListener) -> RankGroup:

@@ -6,7 +6,7 @@
     Replica.kill ──────────────────────────────────────────────────────► gone, whatever it was doing
 
 Invariants of every implementation: no replica outlives the reward worker or `kill`; a call that exceeds its limit
-raises `ReplicaLate`, after which the replica is only good to be killed; a replica that is gone raises `ReplicaLost`.
+raises `ReplicaLate`, after which the replica has to be killed; a replica that is gone raises `ReplicaLost`.
 """
 
 from collections.abc import Callable

@@ -17,7 +17,7 @@ class Listener(Protocol):
     """Observer of workers. Always called on the controller's event loop, never from inside a Runtime call."""
 
     def nodes_seen(self, nodes: Sequence[Node]) -> None:
-        """The nodes as they are now, from time to time and soon after they changed.
+        """The current nodes: called periodically, and soon after a change.
 
         Only from runtimes with several nodes.
         """

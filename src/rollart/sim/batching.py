@@ -101,7 +101,7 @@ class Request:
         return self.length - self.end + clock
 
     def drop_work(self) -> None:
-        """What is left of its prefill work will not be done."""
+        """Cancel its remaining prefill work."""
         self.computed -= int(self.work_tokens * self.work_left_s / self.work_s)
         self.computed_s -= self.work_left_s
 
@@ -191,8 +191,8 @@ class Batch:
         return next((request for request in self._requests if request.id == id), None)
 
     def slow(self, prefill: float, decode: float) -> None:
-        """From here on, prompts and steps take this many times as long; prompts that were begun do not. Settle before,
-        plan after."""
+        """Scale the duration of later prompts and steps; prompts already begun keep theirs. Call `settle` before and
+        `plan` after."""
         self._prefill_factor, self._decode_factor = prefill, decode
 
     def join(self, request: Request, held: int) -> None:

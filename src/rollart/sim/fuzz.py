@@ -46,7 +46,7 @@ class World(NamedTuple):
 
 
 def one_task_is_patient(tables: Mapping[str, Any]) -> bool:
-    """Whether some task has time to fill in for a hasty one: without it an unfilled share is the world's own fault."""
+    """Whether some task has time to take over an unfilled share; otherwise the world itself makes the run fail."""
     return any(task["share_deadline_s"] >= PATIENT_S for task in tables["tasks"].values())
 
 
@@ -106,7 +106,7 @@ def make_world(seed: int, mode: Mode | None = None) -> World:
 
 
 def _drains(dice: _Dice, tasks: list[str], pools: list[str], tables: dict[str, Any]) -> tuple[Drain, ...]:
-    """In some worlds nodes drain: those of one worker, of a pool, of a role, or all of them. Own dice again."""
+    """In some worlds nodes drain: those of a worker, a pool or a role, or all. Independent random stream."""
     if not dice.chance(0.25):
         return ()
     tables["deadlines"]["drain_s"] = dice.one_of(1.0, 10.0, 60.0)
@@ -116,7 +116,7 @@ def _drains(dice: _Dice, tasks: list[str], pools: list[str], tables: dict[str, A
 
 
 def _stretch(dice: _Dice, tables: dict[str, Any]) -> None:
-    """In some worlds pools grow and shrink, and nodes come and go. Own dice again.
+    """In some worlds pools are elastic, and nodes come and go. Independent random stream.
 
     One node of the first pool stays, with room for its first engine and the trainer.
     """
@@ -154,8 +154,8 @@ def _stretch(dice: _Dice, tables: dict[str, Any]) -> None:
 
 
 def _rewards(dice: _Dice, tables: dict[str, Any]) -> list[Fault]:
-    """In some worlds tasks have several rewards, or some that see the group; then rewards may fail more. Own dice
-    again."""
+    """In some worlds tasks have several rewards, or group rewards, which may then fail more often. Independent random
+    stream."""
     if not dice.chance(0.3):
         return []
     chosen = [name for name in tables["tasks"] if dice.chance(0.7)]
@@ -261,10 +261,10 @@ def _algorithm(dice: _Dice) -> dict[str, Any]:
 
 
 def _congest(dice: _Dice, tables: dict[str, Any]) -> None:
-    """In a few worlds rewards are the bottleneck: one slot, and more to score than it gets done within a deadline.
+    """In a few worlds rewards are the bottleneck: a single slot, with more requests than fit into a deadline.
 
-    Drawn from dice of its own too. Such a world filters a limited number of groups: one that may filter them all has no
-    bound on what it must score for a batch.
+    Independent random stream. Such a world filters a limited number of groups, because otherwise the number of rewards
+    per batch would be unbounded.
     """
     if dice.chance(0.04):
         if tables["algorithm"]["filter_zero_variance"]:
@@ -297,7 +297,7 @@ def _straggle(dice: _Dice, tables: dict[str, Any]) -> None:
 
 
 def _find_hardware(dice: _Dice, tables: dict[str, Any]) -> None:
-    """In some worlds tasks find their hardware class by measurement, and pools change their speed. Own dice again."""
+    """In some worlds affinity is automatic, and pools change their speed. Independent random stream."""
     if not dice.chance(0.25):
         return
     tables["steps"] += dice.whole(2, 6)
@@ -381,7 +381,7 @@ def _faults(dice: _Dice, tasks: list[str], pools: list[str], tables: dict[str, A
 
 
 def _disk_gets_free(chosen: list[Fault]) -> list[Fault]:
-    """Without the faults that would keep the disk full for as many saves in a row as stop a run."""
+    """Drop faults that would fail as many consecutive saves as end a run."""
     full = [number for number, fault in enumerate(chosen) if fault.kind == "full_disk"]
     return [fault for number, fault in enumerate(chosen) if number not in full[MAX_FAILED_SAVES - 1 :]]
 

@@ -19,7 +19,7 @@ def needs_of(pool: str) -> Needs:
 
 
 class SimNodes:
-    """The nodes of a cluster, and who has room on them. Changes by itself as time goes on."""
+    """Simulated nodes and the workers placed on them. Nodes join, drain and die by timers."""
 
     def __init__(
         self,
@@ -28,8 +28,8 @@ class SimNodes:
         drained: Callable[[list[WorkerId]], None],
         lost: Callable[[list[WorkerId]], None],
     ) -> None:
-        """`drained` and `lost` are called with the workers of a node that drains or is gone, `drained` also if a node
-        joins: without workers."""
+        """`drained` and `lost` are called with the workers of a node that drains or is gone. When a node joins,
+        `drained` is called without workers."""
         self._nodes: dict[str, Node] = {}
         self._taken: dict[WorkerId, str] = {}
         self._drained, self._lost = drained, lost

@@ -153,7 +153,7 @@ def _patient(tables: Tables, task: str) -> None:
 
 
 def _constant_workload(tables: Tables, task: str) -> None:
-    """Every drawn length and latency becomes its middle."""
+    """Replace every distribution of a length or latency by its median."""
     workload = tables["sim"]["tasks"][task]
     for name, drawn in workload.items():
         if isinstance(drawn, dict):

@@ -8,7 +8,7 @@ from rollart.sim.crashes import run_world
 from rollart.sim.fuzz import make_world
 
 MIN_STEPS, MIN_TRAJECTORIES = 3, 50
-"""A smaller world proves nothing."""
+"""Minimum size of a world that counts as a test."""
 
 
 class Verdict(NamedTuple):

@@ -1,4 +1,4 @@
-"""Figures of automatic hardware affinity: what a decision was made from, so that it can be made again from the journal.
+"""Figures of automatic hardware affinity: the inputs of a decision, so that the journal suffices to recompute it.
 
 For one mix of work, by default 1,000 turns in the proportions of the run, a row has the engine-seconds that one task
 would cost on one hardware class:
@@ -12,9 +12,9 @@ The load of a class with the tasks T, E engines and S slots each, where the task
 
     load = (Σ prefill_s + Σ decode_s + Σ fixed_s / B) / E        B = Σ n / E, at least 1 and at most S
 
-The score of an assignment, which decisions minimise, is the root mean square of the load over all engines: what the
-average second of work meets. It lies between the highest load, which counts where engines never wait for anything else,
-and the mean, which is the cost of the work.
+The score of an assignment, which decisions minimise, is the root mean square of the load over all engines. It lies
+between the highest load, which matters where engines never wait for anything else, and the mean, which is the cost of
+the work.
 """
 
 import enum
@@ -64,7 +64,7 @@ class AffinityCause(enum.StrEnum):
 
 
 class AffinityRules(msgspec.Struct, frozen=True, gc=False):
-    """What a run promises of its automatic affinity; see `config.schema.AffinitySettings`."""
+    """Rules of automatic affinity, as journalled; see `config.schema.AffinitySettings`."""
 
     classes: dict[str, tuple[str, ...]]
     """Hardware classes that each automatic task can use."""
@@ -77,4 +77,4 @@ class AffinityRules(msgspec.Struct, frozen=True, gc=False):
     confirm_s: float
     hold_s: float
     tick_s: float
-    """Seconds between two looks at the figures."""
+    """Seconds between two evaluations of the figures."""

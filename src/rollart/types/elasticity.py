@@ -1,6 +1,6 @@
-"""Figures of elastic pools: what a change of a pool's engines was decided from.
+"""Figures of elastic pools: the inputs of a decision to resize one.
 
-Of each training step, from the worker-seconds of `types.journal.PoolTime`:
+For each training step, from the worker-seconds of `types.journal.PoolTime`:
 
     wait  = trainer's seconds idle for rollout / all of its seconds
     busy  = engines' busy seconds / (all of their seconds − those idle for training or a weight sync)
@@ -19,7 +19,7 @@ import enum
 import msgspec
 
 BUSY = 0.8
-"""Engines that are busy for less of the time would not gain from others beside them."""
+"""Minimum busy share at which a pool grows: idle engines would gain nothing from more."""
 
 
 class ElasticCause(enum.StrEnum):
@@ -46,7 +46,7 @@ class ElasticPool(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ElasticRules(msgspec.Struct, frozen=True, gc=False):
-    """What a run promises of its elastic pools; see `config.elasticity.ElasticitySettings`."""
+    """Rules of elastic pools, as journalled; see `config.elasticity.ElasticitySettings`."""
 
     pools: dict[str, ElasticPool]
     min_wait: float
@@ -54,7 +54,7 @@ class ElasticRules(msgspec.Struct, frozen=True, gc=False):
     confirm_s: float
     hold_s: float
     tick_s: float
-    """Seconds between two looks at the figures."""
+    """Seconds between two evaluations of the figures."""
     drain_s: float
     """Time that a removed engine has to finish its requests."""
 

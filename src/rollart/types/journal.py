@@ -32,7 +32,7 @@ class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False)
 
 
 class GroupRules(msgspec.Struct, frozen=True, gc=False):
-    """What the run promises of its groups, by task where tasks may differ; see `config.schema`."""
+    """Group rules of the run, by task where tasks may differ; see `config.schema`."""
 
     min_size: int
     max_extra: int
@@ -172,7 +172,7 @@ class RoomChanged(Event, frozen=True):
 
 
 class EnginesChanged(Event, frozen=True):
-    """Engines of an elastic pool were added, or removed: then they leave once they have finished what they have."""
+    """Engines of an elastic pool were added or removed; removed ones drain first."""
 
     pool: str
     cause: ElasticCause
@@ -395,7 +395,7 @@ class BatchClaimed(Event, frozen=True):
 
 
 class RedundancyChanged(Event, frozen=True):
-    """Groups of a task that are opened from here on start this number of members more than promised."""
+    """The number of extra members changed for groups of a task that are opened from here on."""
 
     task: str
     extra: int

@@ -340,7 +340,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def route(self) -> str:
-        """What a reward worker has to offer to be asked (`RewardInfo.rewards`)."""
+        """Reward that a worker must list in `RewardInfo.rewards` to get this request."""
         return f"{self.task}/{self.reward}"
 
 

@@ -44,7 +44,7 @@ NOTHING = Needs()
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A machine of a cluster, or one of several that a machine plays."""
+    """A node of a cluster; in trials several nodes share a machine."""
 
     id: str
     address: str

@@ -10,7 +10,7 @@ from rollart.app.functions.asgi import AsgiApplication
 from rollart.app.functions.endpoint import Endpoint
 from rollart.app.functions.executor import Executor, LocalExecutor
 from rollart.app.functions.service import FunctionService
-from rollart.app.serving.listening import GracefulServer, GuardedProtocol, bound, interruptible, say, secret_of, url_of
+from rollart.app.serving.listening import GracefulServer, GuardedProtocol, bound, interruptible, secret_of, url_of
 from rollart.gateway.functions.requests import Secret
 
 SECRET = "ROLLART_REWARD_SECRET"
@@ -34,7 +34,7 @@ async def serve_on(listening: socket.socket, executor: Executor, secret: Secret,
     """Serve until a signal."""
     _allow_connections()
     app = AsgiApplication(lambda: Endpoint(FunctionService(executor), secret))
-    server = FunctionServer(
+    server = GracefulServer(
         uvicorn.Config(
             app,
             http=GuardedProtocol,
@@ -59,14 +59,3 @@ def _allow_connections() -> None:
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-class FunctionServer(GracefulServer):
-    """Prints its URL once it listens."""
-
-    ready = ""
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            say(self.ready)

@@ -30,21 +30,26 @@ def secret_of(variable: str) -> str:
 
 @contextmanager
 def bound(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that does not listen yet, so that a port in use is noticed before a model is loaded."""
+    """A socket that does not listen yet, so that a port in use is noticed before a model is loaded.
+
+    Linux lets others bind the port until one of them listens.
+    """
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise RequestError(f"--host {host}: {error}; give an address of this machine") from error
     with bound:
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
         except OSError as error:
-            raise RequestError(
-                f"cannot listen on {host} port {port}: {error}; choose another with --port or --host"
-            ) from error
+            raise _taken(host, port, error) from error
         yield bound
+
+
+def _taken(host: str, port: int, error: OSError) -> RequestError:
+    return RequestError(f"cannot listen on {host} port {port}: {error}; choose another with --port or --host")
 
 
 def url_of(listening: socket.socket) -> str:
@@ -69,6 +74,20 @@ def say(text: str) -> None:
 
 class GracefulServer(uvicorn.Server):
     """Finishes what is in flight at the first SIGTERM or SIGINT, within uvicorn's grace period; ends at the second."""
+
+    ready = ""
+    """Line to print once it listens."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets)
+        except OSError as error:
+            if not sockets:
+                raise
+            host, port = sockets[0].getsockname()[:2]
+            raise _taken(host, port, error) from error
+        if self.started and self.ready:
+            say(self.ready)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

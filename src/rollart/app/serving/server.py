@@ -64,7 +64,7 @@ async def _serve(
             engine,
             settings.grace_s,
         )
-        say(f"serving {served.name} at {url_of(listening)}/v1, with a context of {info.max_context} tokens")
+        server.ready = f"serving {served.name} at {url_of(listening)}/v1, with a context of {info.max_context} tokens"
         await server.serve([listening])
         if engine.lost.done():
             raise WorkerLost(
@@ -75,12 +75,15 @@ async def _serve(
 
 
 def _engine_settings(served: ServedModel, settings: ServeSettings) -> dict[str, Any]:
+    context = settings.max_context or served.default_context()
+    if context > served.shape.positions:
+        say(f"the model was trained for {served.shape.positions} positions; text beyond them may make no sense")
     pool = PoolSettings(slots=settings.slots, kv_mib=settings.kv_mib, dtype=settings.dtype, device=settings.device)
     return {
         "model": str(served.folder),
         "store": MemoryStore(),
         "pool": pool,
-        "max_context": settings.max_context or served.default_context(),
+        "max_context": context,
         "progress_interval_s": REPORT_INTERVAL_S,
         "serve_folder_as": (0, 0),
     }

@@ -3,7 +3,8 @@
 Invariants: a body is either refused with an `ApiError` that names the field, or all of it is honoured. Fields that
 change the answer and are not supported are refused by name, unless they ask for what happens anyway; fields without
 influence on the answer (`user`, `metadata`, …) are ignored; unknown ones are refused, as OpenAI does. `null` is the
-same as absent.
+same as absent. Of a message only its role and its content count: clients send answers back with all their fields, which
+are ignored, except for calls of tools, which are refused.
 
 >>> parse_chat(b'{"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stop": "."}').messages
 (('user', 'Hi'),)
@@ -22,6 +23,8 @@ MAX_MESSAGES = 2048
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 128
 MAX_TEMPERATURE = 2.0
+MIN_TEMPERATURE = 1e-6
+"""Lower temperatures are greedy: logits divided by them overflow."""
 LARGEST_SEED = 2**63
 LARGEST_TOKEN = 2**31
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -68,8 +71,8 @@ def parse_chat(body: bytes) -> ChatRequest:
         raise invalid("Give max_tokens or max_completion_tokens, not both.", param="max_tokens")
     if given.top_logprobs:
         raise _only_sampled("top_logprobs")
-    limit = given.max_tokens if given.max_completion_tokens is None else given.max_completion_tokens
-    options = _options(given, limit, 1, logprobs=bool(given.logprobs))
+    limit = "max_tokens" if given.max_completion_tokens is None else "max_completion_tokens"
+    options = _options(given, getattr(given, limit), 1, logprobs=bool(given.logprobs), limit=limit)
     if not 0 < len(given.messages) <= MAX_MESSAGES:
         raise invalid(f"messages must have 1 to {MAX_MESSAGES} items.", param="messages")
     return ChatRequest(options, tuple(_message(number, each) for number, each in enumerate(given.messages)))
@@ -225,13 +228,18 @@ def _only_sampled(name: str) -> ApiError:
 # --- checks ---------------------------------------------------------------------------------------------------------
 
 
-def _options(given: _Body, max_tokens: int | None, prompts: int, *, logprobs: bool) -> Options:
+def _options(
+    given: _Body, max_tokens: int | None, prompts: int, *, logprobs: bool, limit: str = "max_tokens"
+) -> Options:
+    """`limit` is the name of the field that `max_tokens` is from."""
     n = 1 if given.n is None else given.n
     temperature = 1.0 if given.temperature is None else given.temperature
+    if 0 < temperature < MIN_TEMPERATURE:
+        temperature = 0.0
     top_p = 1.0 if given.top_p is None else given.top_p
     top_k = given.top_k or 0
     _check(0 < n * prompts <= MAX_CHOICES, "n", f"must be 1 to {MAX_CHOICES}, for all prompts together")
-    _check(max_tokens is None or max_tokens > 0, "max_tokens", "must be at least 1")
+    _check(max_tokens is None or max_tokens > 0, limit, "must be at least 1")
     _check(0 <= temperature <= MAX_TEMPERATURE, "temperature", f"must be 0 to {MAX_TEMPERATURE:g}")
     _check(0 < top_p <= 1, "top_p", "must be above 0 and at most 1")
     _check(0 <= top_k < LARGEST_TOKEN, "top_k", "must be a number of tokens, or 0 for all")

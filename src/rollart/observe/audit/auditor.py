@@ -42,8 +42,8 @@ def audit(events: Iterable[j.JournalEvent]) -> list[Violation]:
 class Auditor(AuditState, kw_only=True):
     """Takes a journal event by event.
 
-    Everything it knows is a field: encoded in the middle of a journal and decoded, it goes on as if nothing had
-    happened. That is how it is carried when a journal is pruned.
+    All state is in fields, so it can be encoded in the middle of a journal, decoded and continued. This is how it is
+    carried when a journal is pruned.
     """
 
     def take(self, event: j.JournalEvent) -> None:

@@ -56,7 +56,7 @@ def group_ended(state: AuditState, event: j.GroupEnded) -> None:
 
 
 def members_lost(state: AuditState, event: j.MembersLost) -> bool:
-    """Lost members are no results any more. Skip the other checks where no such group is open."""
+    """Remove lost members from the results. Skip the other checks if no such group is open."""
     group = state.groups.get(event.group)
     if group is None or group.claim is not None:
         state.wrong(1, f"group {event.group} lost members, but it is not in the making")

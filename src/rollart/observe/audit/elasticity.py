@@ -1,4 +1,4 @@
-"""Rule 10, elasticity: pools grow and shrink as the run says, and lose nothing by it.
+"""Rule 10, elasticity: pools are resized by the rules of the run, and no work is lost.
 
 Checked: a pool has no fewer engines than its minimum and no more than its maximum, and only those that were decided on
 start; every decision follows from its figures, which follow from the nodes and the use of time; a pool changes no more
@@ -80,7 +80,7 @@ def worker_placed(state: AuditState, event: j.WorkerPlaced) -> None:
 
 
 def _is_gone(elastic: ElasticState, worker: WorkerId, at: float) -> None:
-    """It needs no node any more."""
+    """End the worker's wait for a node: it is gone."""
     since = elastic.trainer_waits_since.get(worker)
     if since is not None:
         elastic.trainer_gone = since, at
@@ -179,7 +179,7 @@ def _target(pool: ElasticPoolState, limits: ElasticPool) -> int:
 
 
 def _settle(elastic: ElasticState, now: float) -> None:
-    """Since when each pool has had too few engines for its nodes, or too many."""
+    """Update since when each pool has had too few, or too many, engines for its nodes."""
     for name, limits in elastic.rules.pools.items():
         pool = elastic.pools[name]
         target, count = _target(pool, limits), len(pool.active)

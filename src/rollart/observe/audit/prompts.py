@@ -68,7 +68,7 @@ def _count_loss(state: AuditState, group: GroupState) -> None:
 
 
 def _own_bound(state: AuditState, task: str, group: GroupId, alpha: int | None, losses: int) -> None:
-    """A bound of its own comes with the configured number of losses, and is the configured one."""
+    """Check that a group gets its own bound after the configured number of losses, with the configured value."""
     rules = None if state.run is None else state.run.rules
     if rules is None or state.run is None or not MODES[Mode(state.run.mode)].check_every_turn:
         return

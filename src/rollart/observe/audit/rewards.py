@@ -1,4 +1,4 @@
-"""Rule 1, rewards: each is counted once, and what stands in for one is marked.
+"""Rule 1, rewards: each is counted once, and defaults are marked.
 
 Checked for tasks whose rewards the journal lists (`RunStarted.rewards`):
 
@@ -88,7 +88,7 @@ def reward_arrived(state: AuditState, event: j.RewardArrived) -> None:
 
 
 def batch_claimed(state: AuditState, event: j.BatchClaimed) -> None:
-    """What is trained together was compared with each other."""
+    """Check that members trained together were compared with each other."""
     for group in state.groups_taken(event.claim):
         for name, judged in group.judged.items():
             strangers = [id for id in group.results if id not in judged]

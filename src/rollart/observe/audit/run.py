@@ -19,7 +19,7 @@ def run_started(state: AuditState, event: j.RunStarted) -> None:
 
 
 def run_resumed(state: AuditState, event: j.RunResumed) -> None:
-    """The new controller may make other promises, if a newer version resumes an old run."""
+    """Adopt the rules of the new controller, which may be a newer version of rollart."""
     if state.run is not None:
         state.run = msgspec.structs.replace(state.run, rules=event.rules, rewards=event.rewards)
     state.ended = None

@@ -1,10 +1,10 @@
-"""Rule 3, shares: a batch holds of every task the configured number of groups, of every group what was promised.
+"""Rule 3, shares: a batch holds the configured number of groups per task, each with its promised members.
 
 Checked at every claim: the number of groups by task against `RunStarted.groups_per_batch` as changed by any
 `ShareRedistributed` of that step. A redistribution gives away as many groups as others take over. It is void after a
 roll-back or a resume.
 
-Of a group, checked at every claim and every start of a member (`GroupRules`):
+Checked for each group, at every claim and every start of a member (`GroupRules`):
 
 - It has its full size, or it is at its last chance: the next update would put its oldest member past the bound. Where
   a reward compares its members, this is checked when they are compared: they are fixed from then on, and lost members
@@ -81,7 +81,7 @@ def members_compared(state: AuditState, event: j.RewardGiven) -> None:
 
 
 def rolled_back(state: AuditState, event: j.RolledBack) -> None:
-    """What was a last chance need not be one any more."""
+    """A roll-back makes groups younger: a last chance may no longer be one."""
     forget_redistributions(state, event)
     for group in state.groups.values():
         group.rolled_back = True

@@ -23,7 +23,7 @@ def alpha_of(run: j.RunStarted, group: GroupState) -> int:
 
 
 def members_lost(state: AuditState, event: j.MembersLost) -> None:
-    """What is given up is past the bound. The first token of a turn that has not ended is not known."""
+    """Check that members given up are past the bound. The first token of a turn in flight is unknown."""
     run, group, served = state.run, state.groups[event.group], state.served
     for id in event.trajectories:
         member = state.trajectories.get(id)

@@ -44,7 +44,7 @@ class TrajectoryState(msgspec.Struct, array_like=True):
     engines: list[WorkerId] = []
     """Possible sources of the tokens of the next turn: the engine of the last turn, and later placements."""
     since: Version | None = None
-    """The oldest version of those engines when the trajectory was placed there: no token to come is older."""
+    """Lower bound on the version of future tokens: the oldest of those engines' versions at the placement."""
     reward: float | None = None
     ended: bool = False
     masked: bool = False
@@ -137,7 +137,7 @@ class ElasticPoolState(msgspec.Struct):
     held_since: float = -math.inf
     """The same, without interruptions of less than a tick, which the policy may not have seen."""
     ended: dict[int, tuple[float, float]] = {}
-    """By sign: since when it held the last time, and until when."""
+    """By sign: start and end of the last period in which it held."""
     direction: int = 0
     """1 if it last grew for training, -1 if it shrank."""
     turns: int = 0
@@ -160,7 +160,7 @@ class ElasticState(msgspec.Struct):
     """When one of them ceased to wait."""
     trainer_waits_since: dict[WorkerId, float] = {}
     trainer_gone: tuple[float, float] = (-math.inf, -math.inf)
-    """Since when the last trainer that never got a node had waited, and when it was gone: its successor waits on."""
+    """Wait (start, end) of the last trainer that died without a node; its successor continues the wait."""
     must_leave: list[WorkerId] = []
     """Removed engines that have not begun to leave."""
     step: dict[str, j.PoolTime] | None = None

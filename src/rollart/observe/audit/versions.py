@@ -3,7 +3,7 @@
 Checked: epochs and published versions grow; an engine takes only published versions and never an older one; one sync
 ends before the next begins and before a claim, and leaves all live engines at its version; a trajectory goes to a live
 engine that is not older than its last token; the versions of its tokens grow, and each was served by one of the engines
-that it had been placed on. What cannot be referred to any more is forgotten at every sync.
+that it had been placed on. Every sync drops state that can no longer be referenced.
 """
 
 from rollart.observe.audit.state import AuditState, EngineState, TrajectoryState
@@ -95,7 +95,7 @@ def weights_synced(state: AuditState, event: j.WeightsSynced) -> None:
 
 
 def forget_versions(state: AuditState) -> None:
-    """Drop versions that no token to come can carry, and dead engines that no running trajectory was on."""
+    """Drop versions that future tokens cannot carry, and dead engines without running trajectories."""
     state.published = [version for version in state.published if state.synced is None or version >= state.synced]
     running = state.running()
     oldest = min((t.since for t in running if t.since is not None), default=state.synced)
