@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from rollart.app.compose import codec_factory, codec_of
-from rollart.app.players import Stage, Turns
+from rollart.app.players import Failed, PlayedTask, Turns
 from rollart.app.run_folder import CONFIG, TRANSCRIPTS
 from rollart.app.task_checks import prompts_of
 from rollart.app.transcript_store import read_transcripts
@@ -69,7 +69,7 @@ def read_demonstrations(config: RunConfig, sources: Sequence[str], say: Callable
     codec = teaching_codec(config)
     found: list[Demonstration] = []
     for source in sources:
-        read = list(_read(config, codec, source))
+        read = list(_read(config, codec, source, say))
         least = config.sft.min_reward
         kept = [each for each in read if least is None or (each.reward is not None and each.reward >= least)]
         dropped = f", {len(read) - len(kept)} below a reward of {least:g} left out" if least is not None else ""
@@ -85,7 +85,7 @@ def read_demonstrations(config: RunConfig, sources: Sequence[str], say: Callable
     return whole
 
 
-def _read(config: RunConfig, codec: TeachingCodec, source: str) -> Iterator[Demonstration]:
+def _read(config: RunConfig, codec: TeachingCodec, source: str, say: Callable[[str], None]) -> Iterator[Demonstration]:
     named, equals, rest = source.partition("=")
     task = named if equals and named in config.tasks else ""
     if equals and not task and not Path(source).exists():
@@ -100,7 +100,7 @@ def _read(config: RunConfig, codec: TeachingCodec, source: str) -> Iterator[Demo
     if path.is_file():
         return _of_file(config, codec, path, task)
     if all(place.rpartition(":")) and not place.endswith(".jsonl"):
-        return _of_player(config, codec, place, _the_task(config, task, source))
+        return _of_player(config, codec, place, _the_task(config, task, source), say)
     raise RequestError(
         f"--demonstrations {source}: there is no such file or folder; give a JSON-lines file, the folder of a run, or "
         "a player such as solve.py:player"
@@ -119,13 +119,21 @@ def _the_task(config: RunConfig, task: str, source: str) -> str:
 # --- played ---------------------------------------------------------------------------------------------------------
 
 
-def _of_player(config: RunConfig, codec: TeachingCodec, path: str, task: str) -> Iterator[Demonstration]:
+def _of_player(
+    config: RunConfig, codec: TeachingCodec, path: str, task: str, say: Callable[[str], None]
+) -> Iterator[Demonstration]:
     player = load(path)
     prompts = prompts_of(config, task, held_out=False)
-    with Stage(config, task, codec.answer) as stage:
+    failed: list[Failed] = []
+    with PlayedTask(config, task, codec.answer) as stage:
         for _ in range(config.sft.episodes):
             played = stage.play(prompts.next(), player, config.seed)
-            yield Demonstration(task, played.sequences, played.reward)
+            if isinstance(played, Failed):
+                failed.append(played)
+            else:
+                yield Demonstration(task, played.sequences, played.reward)
+    if failed:
+        say(f"{path}: {len(failed)} of {config.sft.episodes} episodes failed and are left out: {failed[0].reason}")
 
 
 # --- read -----------------------------------------------------------------------------------------------------------
