@@ -131,6 +131,27 @@ def test_an_interrupted_training_goes_on_as_if_it_had_not_stopped(monkeypatch: p
         api.sft(resume="cut")
 
 
+def said_something(t: api.Transcript) -> float:
+    return float(bool(t.final_text))
+
+
+def test_a_player_of_rows_given_from_python_can_be_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rollart.backends.trainers import supervised
+
+    real = supervised._step
+
+    def interrupted(*_: Any) -> float:
+        raise KeyboardInterrupt
+
+    task = api.Task(prompts=[{"question": f"say {letter}"} for letter in "abcdefgh"], reward=said_something)
+    given = {"model": FAST["model"], "sft": {"episodes": 4, "steps": 2}, "tasks": {"rows": task}}
+    monkeypatch.setattr(supervised, "_step", interrupted)
+    with pytest.raises(Interrupted):
+        api.sft(demonstrations=parrot.player, out="cut", **given)  # type: ignore[arg-type]
+    monkeypatch.setattr(supervised, "_step", real)
+    assert api.sft(resume="cut").steps == 2
+
+
 def test_it_resumes_on_the_same_demonstrations_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     from rollart.backends.trainers import supervised
 
