@@ -7,6 +7,8 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
+from rollart.app.naming import tool_path
+from rollart.backends.environments import tools
 from rollart.backends.environments.chat import ChatEnvironment, ChatTask
 from rollart.backends.environments.tool_calls import Call, Malformed, parse
 from rollart.backends.environments.tool_dialect import MOST_CALLS
@@ -219,6 +221,49 @@ def test_a_call_that_hangs_or_returns_megabytes_is_bounded() -> None:
     assert "9,999,000 characters left out" in huge
 
 
+def test_only_calls_that_timed_out_count_as_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 2
+    monkeypatch.setattr(tools, "MOST_HANGING", most)
+    monkeypatch.setattr(tools, "_left", set())
+    release, all_run = threading.Event(), threading.Barrier(most + 1, timeout=60)
+
+    def work(number: int) -> int:
+        """Work as long as the others."""
+        all_run.wait()
+        return number
+
+    def hang(number: int) -> int:
+        """Hang."""
+        release.wait(60)
+        return number
+
+    environment = episode(tools=[tool_path(work)])
+    started(environment)
+    calls = "".join(f"work: {number}\n" for number in range(most + 1))
+    assert contents(run(environment.step(calls))) == ["0", "1", "2"], "they are slow, and none hangs"
+    environment = episode(tools=[tool_path(hang)], tool_timeout_s=0.1)
+    started(environment)
+    assert contents(run(environment.step("hang: 1\nhang: 2"))) == ["Error: no answer within 0.1 s"] * most
+    hanging = list(tools._left)
+    with pytest.raises(EnvironmentFault, match="2 calls of tools hang"):
+        run(environment.step("hang: 3"))
+    release.set()
+    for thread in hanging:
+        thread.join()
+    assert not tools._left, "they have returned"
+
+
+def test_a_thread_that_cannot_be_started_is_a_failure_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    environment = episode("add")
+    started(environment)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(EnvironmentFault, match="tool add: can't start new thread"):
+        run(environment.step('add: {"a": 1}'))
+
+
 def test_calls_of_a_turn_run_at_once() -> None:
     both = threading.Barrier(2, timeout=60)
 
@@ -226,8 +271,6 @@ def test_calls_of_a_turn_run_at_once() -> None:
         """Wait for the other."""
         both.wait()
         return who
-
-    from rollart.app.naming import tool_path
 
     environment = episode(tools=[tool_path(meet)])
     started(environment)

@@ -34,8 +34,10 @@ from rollart.types.errors import EnvironmentFault, RequestError
 logger = logging.getLogger(__name__)
 
 MOST_HANGING = 256
-"""Maximum number of threads of a process that are still in tools whose time is up."""
-_hanging = threading.Semaphore(MOST_HANGING)
+"""Maximum number of threads of a process whose tool call timed out and has not returned."""
+_guard = threading.Lock()
+_left: set[threading.Thread] = set()
+"""These threads."""
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 
@@ -99,23 +101,37 @@ async def _called(function: Callable[[], Any], name: str) -> Any:
         return await function()
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Any] = loop.create_future()
-    if not _hanging.acquire(blocking=False):
-        raise EnvironmentFault(f"{MOST_HANGING} calls of tools hang in this worker, the last of them of {name}")
+    if len(_left) >= MOST_HANGING:
+        raise EnvironmentFault(f"{MOST_HANGING} calls of tools hang in this worker; the next would be of {name}")
+    returned = False
 
     def work() -> None:
+        nonlocal returned
         result, error = None, None
         try:
             result = function()
         except BaseException as raised:  # noqa: BLE001 - handed to the caller
             error = raised
-        _hanging.release()
+        with _guard:
+            returned = True
+            _left.discard(threading.current_thread())
         try:
             loop.call_soon_threadsafe(_settle, answer, result, error)
         except RuntimeError:
             logger.debug("%s answered after its episode was over", name)
 
-    threading.Thread(target=work, name=name, daemon=True).start()
-    result = await answer
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:  # the limit of threads of this machine
+        raise EnvironmentFault(f"{name}: {error}") from error
+    try:
+        result = await answer
+    except asyncio.CancelledError:
+        with _guard:
+            if not returned:
+                _left.add(thread)
+        raise
     return await result if inspect.isawaitable(result) else result
 
 
