@@ -320,6 +320,80 @@ def test_formats(format: str, text: str, found: list[Any]) -> None:
     assert parse(format, text, []) == found
 
 
+def schema(name: str, kind: str) -> Any:
+    parameters = {"type": "object", "properties": {"id": {"type": kind}}}
+    return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        ("integer", "5", 5),
+        ("number", "0.5", 0.5),
+        ("boolean", "true", True),
+        ("array", '["a", "b"]', ["a", "b"]),
+        ("integer", "five", "five"),
+        ("string", "5", "5"),
+    ],
+)
+def test_an_only_parameter_has_its_type(kind: str, text: str, value: Any) -> None:
+    assert parse("plain", f"look.up: {text}", [schema("look.up", kind)]) == [Call("look.up", {"id": value})]
+
+
+def test_calls_within_an_unfinished_thought_are_not_made() -> None:
+    call = '<tool_call>{"name": "a", "arguments": {}}</tool_call>'
+    assert parse("hermes", f"<think>I could {call}", []) == []
+    assert parse("hermes", f"<think>I could</think>{call}", []) == [Call("a", {})]
+
+
+@pytest.mark.timeout(60)
+def test_a_long_run_of_blanks_is_read_at_once() -> None:
+    assert parse("plain", "Answer:" + " " * 300_000 + "x", []) == []
+
+
+def test_the_first_error_of_a_tool_is_logged_once_in_all_episodes(caplog: pytest.LogCaptureFixture) -> None:
+    tools._logged.discard("broken")
+    for _ in range(2):
+        environment = episode("broken")
+        started(environment)
+        run(environment.step("broken: zero"))
+    assert [record.message for record in caplog.records if "the tool broken" in record.message] == [
+        "the tool broken raised an error, which the model gets; others are not logged"
+    ]
+
+
+class Stubborn:
+    """Cannot be closed."""
+
+    def look(self) -> str:
+        """Look."""
+        return ""
+
+    def close(self) -> None:
+        raise ValueError("stuck")
+
+
+def test_a_close_that_fails_leaves_no_connection_of_the_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[int] = []
+
+    class Servers:
+        async def leave(self, episode: int) -> None:
+            left.append(episode)
+
+    environment = episode("Stubborn")
+    started(environment)
+    monkeypatch.setattr(environment._task, "servers", Servers())
+    with pytest.raises(ValueError, match="stuck"):
+        run(environment.close())
+    assert left == [environment._number]
+
+
+def test_closing_an_episode_of_functions_needs_no_event_loop() -> None:
+    environment = episode("add")
+    started(environment)
+    assert environment.close() is None
+
+
 @pytest.mark.parametrize(
     ("format", "text"),
     [

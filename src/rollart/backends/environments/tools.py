@@ -38,6 +38,8 @@ MOST_HANGING = 256
 _guard = threading.Lock()
 _left: set[threading.Thread] = set()
 """These threads."""
+_logged: set[str] = set()
+"""Names of tools whose first error was logged; tools are built anew in every episode."""
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 
@@ -59,7 +61,6 @@ class FunctionTool:
         self._function = function
         self._timeout_s = timeout_s
         self._model, self.schema = _described(_plain_function(function))
-        self._logged = False
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
         name = self.schema["function"]["name"]
@@ -72,8 +73,8 @@ class FunctionTool:
         except (ConnectionError, EnvironmentFault, ToolError):
             raise
         except (Exception, SystemExit) as error:
-            if not self._logged:
-                self._logged = True
+            if name not in _logged:
+                _logged.add(name)
                 logger.warning(
                     "the tool %s raised an error, which the model gets; others are not logged", name, exc_info=error
                 )
