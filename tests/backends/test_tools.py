@@ -2,17 +2,20 @@
 
 import asyncio
 import threading
-from typing import Any, Literal
+from dataclasses import dataclass
+from datetime import date
+from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
+from pydantic import BaseModel, Field
 
 from rollart.app.naming import tool_path
 from rollart.backends.environments import tools
 from rollart.backends.environments.chat import ChatEnvironment, ChatTask
 from rollart.backends.environments.tool_calls import Call, Malformed, parse
 from rollart.backends.environments.tool_dialect import MOST_CALLS
-from rollart.backends.environments.tools import schemas_of
+from rollart.backends.environments.tools import as_text, schemas_of
 from rollart.config.load import check
 from rollart.config.tasks import TaskSettings
 from rollart.ports.environment import TextStep
@@ -125,6 +128,36 @@ def test_a_schema_is_made_of_signature_and_docstring() -> None:
         }
     ]
     assert [schema["function"]["name"] for schema in schemas_of(Notes)] == ["read", "write"]
+
+
+def annotated(query: Annotated[str, Field(description="Words.")], most: Annotated[int, "plain"] = 1) -> str:
+    """Search."""
+    return query * most
+
+
+def test_a_description_may_stand_in_the_annotation() -> None:
+    (found,) = schemas_of(annotated)
+    assert found["function"]["parameters"]["properties"] == {
+        "query": {"type": "string", "description": "Words."},
+        "most": {"type": "integer", "default": 1},
+    }
+
+
+class Article(BaseModel):
+    title: str
+
+
+@dataclass
+class Found:
+    articles: list[Article]
+    on: date
+
+
+def test_results_that_are_no_text_become_json() -> None:
+    assert as_text({"a": [1, "ü"]}) == '{"a": [1, "ü"]}'
+    found = Found([Article(title="Peru")], date(2026, 1, 2))
+    assert as_text(found) == '{"articles": [{"title": "Peru"}], "on": "2026-01-02"}'
+    assert as_text({"x": threading.Lock}) == f'{{"x": "{threading.Lock}"}}'
 
 
 def unannotated(a):  # type: ignore[no-untyped-def]

@@ -26,6 +26,7 @@ from typing import Any, Protocol, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
+from pydantic_core import to_jsonable_python
 
 from rollart.ports.environment import ToolError
 from rollart.types.chat import ToolSchema
@@ -151,8 +152,15 @@ def as_text(result: Any) -> str:
     """The result of a tool as the model sees it: text as it is, anything else as JSON."""
     if result is None:
         return ""
-    text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+    text = result if isinstance(result, str) else _json(result)
     return text.encode(errors="replace").decode()  # halves of characters are no text
+
+
+def _json(result: Any) -> str:
+    try:
+        return json.dumps(result, ensure_ascii=False)
+    except TypeError:  # models, dataclasses, dates, arrays
+        return json.dumps(to_jsonable_python(result, fallback=str), ensure_ascii=False)
 
 
 def shortened(text: str, limit: int) -> str:
@@ -219,8 +227,9 @@ def _described(signature: _Signature) -> tuple[type[BaseModel], ToolSchema]:
         if parameter.name not in signature.hints:
             raise RequestError(f"the parameter {parameter.name!r} of the tool {signature.where} has no type annotation")
         default = ... if parameter.default is parameter.empty else parameter.default
-        about = arguments.get(parameter.name)
-        fields[parameter.name] = (signature.hints[parameter.name], Field(default, description=about))
+        # A description of None would hide that of an annotation.
+        about = {"description": arguments[parameter.name]} if parameter.name in arguments else {}
+        fields[parameter.name] = (signature.hints[parameter.name], Field(default, **about))
     try:
         model: type[BaseModel] = create_model(
             signature.name, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields
