@@ -228,7 +228,7 @@ def _described(signature: _Signature) -> tuple[type[BaseModel], ToolSchema]:
             raise RequestError(f"the parameter {parameter.name!r} of the tool {signature.where} has no type annotation")
         default = ... if parameter.default is parameter.empty else parameter.default
         # A description of None would hide that of an annotation.
-        about = {"description": arguments[parameter.name]} if parameter.name in arguments else {}
+        about: dict[str, Any] = {"description": arguments[parameter.name]} if parameter.name in arguments else {}
         fields[parameter.name] = (signature.hints[parameter.name], Field(default, **about))
     try:
         model: type[BaseModel] = create_model(
