@@ -21,8 +21,9 @@ from rollart.app.functions import asgi
 from rollart.app.functions.asgi import AsgiApplication
 from rollart.app.functions.endpoint import Endpoint
 from rollart.app.functions.executor import LocalExecutor
-from rollart.app.functions.server import MAX_DESCRIPTORS, FunctionServer, serve_function, serve_on
+from rollart.app.functions.server import MAX_DESCRIPTORS, serve_function, serve_on
 from rollart.app.functions.service import FunctionService
+from rollart.app.serving.listening import GracefulServer
 from rollart.gateway.functions.requests import SIGNATURE, Secret
 from rollart.ports.factory import load
 from rollart.types.errors import RequestError
@@ -120,7 +121,7 @@ def test_as_many_connections_as_calls_may_wait(tmp_path, monkeypatch):
     async def serve(self, sockets):  # noqa: ARG001
         served.append(self.config.limit_concurrency)
 
-    monkeypatch.setattr(FunctionServer, "serve", serve)
+    monkeypatch.setattr(GracefulServer, "serve", serve)
     executor = LocalExecutor(f"{write_functions(tmp_path)}:correct", 8)
     executor.queue = 10_000
     before = resource.getrlimit(resource.RLIMIT_NOFILE)

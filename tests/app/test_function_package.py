@@ -14,6 +14,7 @@ from served_function import PATIENCE_S, SECRET, call, request, transcript, write
 from rollart.app.functions import closure, packaged
 from rollart.app.functions.closure import needs_of
 from rollart.app.functions.package import Target, package
+from rollart.ports import factory
 from rollart.types.errors import RequestError
 
 
@@ -151,6 +152,12 @@ def test_what_the_function_imports_goes_with_it(tmp_path):
     assert {"mine.py", "sibling.py", "helpers/__init__.py", "helpers/inner.py", "helpers/words.txt"} < set(needs.files)
     assert {"rollart/types/transcript.py", "rollart/types/errors.py", "rollart/types/failures.py"} < set(needs.files)
     assert [each.partition("==")[0] for each in needs.requirements] == ["msgspec", "xxhash"]
+
+
+@pytest.fixture(autouse=True)
+def own_moves(monkeypatch):
+    """A package maps the paths of its process; here, only for a test."""
+    monkeypatch.setattr(factory, "_moved", [])
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "many", "1" * 5000])

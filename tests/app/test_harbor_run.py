@@ -14,7 +14,7 @@ from rollart.config.load import check
 from rollart.config.schema import RunConfig
 from rollart.types.errors import ConfigError
 
-LIMITS = {"step_deadline_s": 720.0, "max_turns": 3, "max_turn_tokens": 16}
+LIMITS = {"step_deadline_s": 780.0, "max_turns": 3, "max_turn_tokens": 16}
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_prompts_are_the_folders(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "key", "said"),
     [
-        ({"step_deadline_s": 100.0}, "step_deadline_s", "grading collected may take 660 s, so set it to 720 or more"),
+        ({"step_deadline_s": 779.0}, "step_deadline_s", "grading collected 660 s, so set it to 780 or more"),
         ({"python": "python3"}, "python", "is not for Harbor tasks"),
         ({"environment": "harbor:nowhere"}, "environment", "nowhere is no folder"),
         ({"environment_settings": {"offlin": True}}, "environment", "offlin"),

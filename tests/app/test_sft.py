@@ -56,7 +56,7 @@ def test_a_run_starts_where_the_demonstrations_led(folder: Path, lora: dict[str,
         start = {"model": str(sft(sft={"steps": 40}, out="base").model)}
     result = sft(demonstrations={"parrot": parrot.clumsy}, out="sft", trainer={"lora": lora}, **start)
     assert result.held_out is not None
-    assert result.held_out < 1.0
+    assert result.held_out < 1.5, "0.7 is the best of a coin's throw, 5.6 a random guess"
     assert [line["step"] for line in lines(result)] == list(range(1, 61))
     run = api.run(
         parrot.CONFIG, out="run", model=str(result.model), steps=4, trainer={"lora": lora, "learning_rate": 1e-4}
@@ -136,6 +136,27 @@ def test_ranks_that_the_run_would_choose_are_one_here() -> None:
     assert result.steps == 1
 
 
+def said_something(t: api.Transcript) -> float:
+    return float(bool(t.final_text))
+
+
+def test_a_player_of_rows_given_from_python_can_be_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rollart.backends.trainers import supervised
+
+    real = supervised._step
+
+    def interrupted(*_: Any) -> float:
+        raise KeyboardInterrupt
+
+    task = api.Task(prompts=[{"question": f"say {letter}"} for letter in "abcdefgh"], reward=said_something)
+    given = {"model": FAST["model"], "sft": {"episodes": 4, "steps": 2}, "tasks": {"rows": task}}
+    monkeypatch.setattr(supervised, "_step", interrupted)
+    with pytest.raises(Interrupted):
+        api.sft(demonstrations=parrot.player, out="cut", **given)  # type: ignore[arg-type]
+    monkeypatch.setattr(supervised, "_step", real)
+    assert api.sft(resume="cut").steps == 2
+
+
 def test_it_resumes_on_the_same_demonstrations_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     from rollart.backends.trainers import supervised
 
@@ -162,17 +183,18 @@ def test_a_played_episode_has_the_tokens_of_a_rollout(tmp_path: Path) -> None:
     """Players act through the environment host; text transcripts are rendered to the same tokens."""
     from rollart.app.cold_start import make_small_model
     from rollart.app.compose import prompts_of
-    from rollart.app.players import Stage
+    from rollart.app.players import Played, PlayedTask
 
     make_small_model(tmp_path / "hf", steps=1)
     for model in (parrot.CONFIG["model"], str(tmp_path / "hf")):
         own = config(model=model) if isinstance(model, dict) else check(RunConfig, parrot.CONFIG | {"model": model})
         codec = teaching_codec(own)
         prompts = prompts_of(own, "parrot", held_out=False)
-        with Stage(own, "parrot", codec.answer) as stage:
+        with PlayedTask(own, "parrot", codec.answer) as stage:
             for _ in range(4):
                 played = stage.play(prompts.next(), parrot.player, 0)
-                assert played.reward == 1.0
+                assert isinstance(played, Played)
+                assert played.reward is None, "none is asked for"
                 assert [len(turns) for turns in played.sequences] == [2]
                 assert rendered(codec, played.transcript) == played.sequences
                 (turns,) = played.sequences

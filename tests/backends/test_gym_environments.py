@@ -5,7 +5,7 @@ import pytest
 from parts import Driver, end_threads
 
 from rollart.backends.environments.codec import END_OF_TURN, ByteCodec
-from rollart.backends.environments.gym import GymEnvironment, make_gym
+from rollart.backends.environments.gym import GymEnvironment, as_text_environment, make_gym
 from rollart.backends.environments.host import EnvironmentHost
 from rollart.ports.environment import TextStep
 from rollart.types.messages import Close, EnvironmentFailed, Observed, Reset, Step
@@ -182,3 +182,16 @@ def test_one_of_gymnasium_itself():
     assert [answer.observation for answer in answers] == ["4", "8", "9", "10", "14", "15"]
     assert (answers[-1].reward, answers[-1].done) == (1.0, True)
     lake.close()
+
+
+def test_an_environment_with_tools_is_not_played_by_another_interpreter():
+    class Safe:
+        tools = ()
+
+        def reset(self, prompt):
+            return prompt
+
+    with pytest.raises(
+        TypeError, match="Safe has no `step`; an environment with tools cannot be played by an interpre"
+    ):
+        as_text_environment(Safe())

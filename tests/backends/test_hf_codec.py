@@ -190,3 +190,21 @@ def test_the_tokenizers_own_end_stops_too(tmp_path):
     path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token": "<|endoftext|>"}))
     whole = merging_tokenizer()
     assert HfCodec(folder).stop_tokens == (whole.token_to_id("<|im_end|>"), whole.token_to_id("<|endoftext|>"))
+
+
+def test_templates_may_mark_answers_for_training(tmp_path):
+    marked = QWEN_LIKE.replace(
+        "message.content | trim", "'' }}{% generation %}{{- message.content | trim }}{% endgeneration %}{{- ''"
+    )
+    assert "generation" in marked
+    expected = HfCodec(chat_folder(tmp_path)).render("go", first=True)
+    assert HfCodec(chat_folder(tmp_path, marked)).render("go", first=True) == expected
+
+
+@pytest.mark.parametrize(("arguments", "format"), [("", "hermes"), ("<arg_key>", "plain")])
+def test_templates_may_write_json_as_transformers_does(tmp_path, arguments, format):
+    tools = (
+        "{% if tools %}<tool_call>" + arguments + "{{ tools | tojson(ensure_ascii=False, sort_keys=True) }}{% endif %}"
+    )
+    codec = HfCodec(chat_folder(tmp_path, tools + QWEN_LIKE))
+    assert (codec.tool_format, codec.describes_tools) == (format, format == "hermes")

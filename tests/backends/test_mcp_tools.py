@@ -54,23 +54,52 @@ def pids(tmp_path: Path) -> Any:
     until_gone(read())
 
 
+class HttpServer:
+    """A server process on a port that it keeps when it is started again."""
+
+    def __init__(self, *further: str) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        self._command = [*SERVER, str(self._port), *further]
+        self.url = f"http://127.0.0.1:{self._port}/mcp"
+        self.start()
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self._port), timeout=1).close()
+                return
+            except OSError:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen([*SERVER, str(port)], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            break
-        except OSError:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-    yield f"http://127.0.0.1:{port}/mcp"
-    process.kill()
-    process.wait()
+    server = HttpServer()
+    yield server.url
+    server.kill()
+
+
+@pytest.fixture
+def down(tmp_path: Path) -> Path:
+    """While it exists, the proxy before `sessions` answers 502."""
+    return tmp_path / "down"
+
+
+@pytest.fixture
+def sessions(down: Path) -> Iterator[HttpServer]:
+    """A server of before 2026, which keeps sessions, behind a proxy."""
+    server = HttpServer(str(down))
+    yield server
+    server.kill()
 
 
 def task_of(*tools: Any, **settings: Any) -> ChatTask:
@@ -127,6 +156,57 @@ def test_over_http(url: str) -> None:
     task.close()
 
 
+def test_a_session_that_the_server_forgot_fails_the_episode_and_is_opened_again(sessions: HttpServer) -> None:
+    task = task_of(api.mcp(sessions.url))
+    one = Episode(task)
+    assert one.step("capital: Peru\ncount:")[0] == "Lima"
+    sessions.kill()
+    sessions.start()
+    with pytest.raises(EnvironmentFault, match="failed: MCPError: Session"):
+        one.step("capital: Peru")
+    one.close()
+    two = Episode(task)
+    assert two.step("capital: Peru") == ["Lima"]
+    two.close()
+    task.close()
+
+
+def test_an_outage_of_the_server_is_no_result_of_a_tool(sessions: HttpServer, down: Path) -> None:
+    task = task_of(api.mcp(sessions.url))
+    one = Episode(task)
+    assert one.step("capital: Peru") == ["Lima"]
+    down.touch()
+    with pytest.raises(EnvironmentFault, match="Server returned an error response"):
+        one.step("capital: Peru")
+    one.close()
+    down.unlink()
+    two = Episode(task)
+    assert two.step("capital: Peru") == ["Lima"]
+    two.close()
+    task.close()
+
+
+def test_calls_that_the_server_refuses_are_the_models(url: str) -> None:
+    task = task_of(api.mcp(url))
+    episode = Episode(task)
+    for code in (-32603, -32602, -32001):
+        assert episode.step(f'refuse: {{"code": {code}}}') == ["Error: not today"]
+    assert episode.step("capital: Peru") == ["Lima"], "the connection stands"
+    episode.close()
+    task.close()
+
+
+def test_a_malformed_result_is_an_error_of_the_tool_alone(pids: Any) -> None:
+    task = task_of(api.mcp(SERVER, env=pids.env))
+    episode = Episode(task)
+    (told,) = episode.step("mislabelled:")
+    assert told.startswith("Error: its result is malformed: Invalid structured content")
+    assert episode.step("capital: Peru") == ["Lima"]
+    episode.close()
+    assert len(pids()) == 1, "the connection stands"
+    task.close()
+
+
 @pytest.mark.long
 def test_a_server_per_episode(pids: Any) -> None:
     task = task_of(api.mcp(SERVER, env=pids.env, per_episode=True))
@@ -136,6 +216,13 @@ def test_a_server_per_episode(pids: Any) -> None:
     one.close()
     two.close()
     until_gone(pids())
+    task.close()
+
+
+def test_a_command_that_cannot_be_started_ends_the_wait() -> None:
+    task = task_of(api.mcp(["python\0"]))
+    with pytest.raises(EnvironmentFault, match="embedded null byte"):
+        Episode(task)
     task.close()
 
 
@@ -211,7 +298,7 @@ def test_a_killed_worker_leaves_no_server(tmp_path: Path, pids: Any) -> None:
     )
     process = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, env=dict(os.environ))
     assert process.stdout is not None
-    assert process.stdout.readline() == "4\n"
+    assert process.stdout.readline() == "6\n"
     process.kill()
     process.wait()
     process.stdout.close()

@@ -8,6 +8,7 @@ import pytest
 from template_parts import template_folder
 from worker_settings import worker_settings
 
+from rollart.backends.environments import tool_environment
 from rollart.backends.environments.codec import ByteCodec
 from rollart.backends.environments.dialogue import open_dialogue
 from rollart.backends.environments.hf_codec import HfCodec
@@ -179,6 +180,42 @@ def test_in_a_host_a_failure_of_a_tool_is_one_of_the_environment() -> None:
     assert isinstance(failed, EnvironmentFailed)
     assert failed.reason == "EnvironmentFault: the safe burnt down"
     assert not failed.permanent
+
+
+class Slow(Safe):
+    """A clock that a call moves on."""
+
+    now = 0.0
+
+    def dial(self, number: int, times: int = 1) -> str:
+        Slow.now += times
+        return super().dial(number)
+
+
+@pytest.mark.parametrize(("limits", "limit"), [({}, 30), ({"step_deadline_s": 20.0}, 10)])
+def test_no_call_is_begun_when_those_before_it_took_long(
+    limits: dict[str, float], limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool_environment, "monotonic", lambda: Slow.now)
+    environment = ToolCalling(Slow(), TaskSettings(environment=FACTORY, **limits), ByteCodec())
+    environment.reset(PROMPT)
+    for over in (0, 1):
+        calls = f'dial: {{"number": 1, "times": {limit + over}}}\ndial: {{"number": 2}}'
+        errors = [call.error for call in environment.step(calls).calls]
+        late = f"not made: those before it took more than {limit} s; make fewer at once"
+        assert errors == ["", late if over else ""], "a step has its own time"
+
+
+def test_a_finish_always_ends_the_episode() -> None:
+    class Forgetful(Safe):
+        def finish(self, answer: str) -> TextStep:
+            return TextStep(f"said {answer}")
+
+    for max_turns, answer in ((3, "open"), (1, 'dial: {"number": 1}')):
+        settings = TaskSettings(environment=FACTORY, max_turns=max_turns)
+        environment = ToolCalling(Forgetful(), settings, ByteCodec())
+        environment.reset(PROMPT)
+        assert environment.step(answer).done
 
 
 class Played(Safe):

@@ -2,15 +2,20 @@
 
 import asyncio
 import threading
-from typing import Any, Literal
+from dataclasses import dataclass
+from datetime import date
+from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
+from pydantic import BaseModel, Field
 
+from rollart.app.naming import tool_path
+from rollart.backends.environments import tools
 from rollart.backends.environments.chat import ChatEnvironment, ChatTask
 from rollart.backends.environments.tool_calls import Call, Malformed, parse
 from rollart.backends.environments.tool_dialect import MOST_CALLS
-from rollart.backends.environments.tools import schemas_of
+from rollart.backends.environments.tools import as_text, schemas_of
 from rollart.config.load import check
 from rollart.config.tasks import TaskSettings
 from rollart.ports.environment import TextStep
@@ -125,6 +130,36 @@ def test_a_schema_is_made_of_signature_and_docstring() -> None:
     assert [schema["function"]["name"] for schema in schemas_of(Notes)] == ["read", "write"]
 
 
+def annotated(query: Annotated[str, Field(description="Words.")], most: Annotated[int, "plain"] = 1) -> str:
+    """Search."""
+    return query * most
+
+
+def test_a_description_may_stand_in_the_annotation() -> None:
+    (found,) = schemas_of(annotated)
+    assert found["function"]["parameters"]["properties"] == {
+        "query": {"type": "string", "description": "Words."},
+        "most": {"type": "integer", "default": 1},
+    }
+
+
+class Article(BaseModel):
+    title: str
+
+
+@dataclass
+class Found:
+    articles: list[Article]
+    on: date
+
+
+def test_results_that_are_no_text_become_json() -> None:
+    assert as_text({"a": [1, "ü"]}) == '{"a": [1, "ü"]}'
+    found = Found([Article(title="Peru")], date(2026, 1, 2))
+    assert as_text(found) == '{"articles": [{"title": "Peru"}], "on": "2026-01-02"}'
+    assert as_text({"x": threading.Lock}) == f'{{"x": "{threading.Lock}"}}'
+
+
 def unannotated(a):  # type: ignore[no-untyped-def]
     pass
 
@@ -219,6 +254,49 @@ def test_a_call_that_hangs_or_returns_megabytes_is_bounded() -> None:
     assert "9,999,000 characters left out" in huge
 
 
+def test_only_calls_that_timed_out_count_as_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 2
+    monkeypatch.setattr(tools, "MOST_HANGING", most)
+    monkeypatch.setattr(tools, "_left", set())
+    release, all_run = threading.Event(), threading.Barrier(most + 1, timeout=60)
+
+    def work(number: int) -> int:
+        """Work as long as the others."""
+        all_run.wait()
+        return number
+
+    def hang(number: int) -> int:
+        """Hang."""
+        release.wait(60)
+        return number
+
+    environment = episode(tools=[tool_path(work)])
+    started(environment)
+    calls = "".join(f"work: {number}\n" for number in range(most + 1))
+    assert contents(run(environment.step(calls))) == ["0", "1", "2"], "they are slow, and none hangs"
+    environment = episode(tools=[tool_path(hang)], tool_timeout_s=0.1)
+    started(environment)
+    assert contents(run(environment.step("hang: 1\nhang: 2"))) == ["Error: no answer within 0.1 s"] * most
+    hanging = list(tools._left)
+    with pytest.raises(EnvironmentFault, match="2 calls of tools hang"):
+        run(environment.step("hang: 3"))
+    release.set()
+    for thread in hanging:
+        thread.join()
+    assert not tools._left, "they have returned"
+
+
+def test_a_thread_that_cannot_be_started_is_a_failure_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    environment = episode("add")
+    started(environment)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(EnvironmentFault, match="tool add: can't start new thread"):
+        run(environment.step('add: {"a": 1}'))
+
+
 def test_calls_of_a_turn_run_at_once() -> None:
     both = threading.Barrier(2, timeout=60)
 
@@ -226,8 +304,6 @@ def test_calls_of_a_turn_run_at_once() -> None:
         """Wait for the other."""
         both.wait()
         return who
-
-    from rollart.app.naming import tool_path
 
     environment = episode(tools=[tool_path(meet)])
     started(environment)
@@ -275,6 +351,80 @@ def test_two_tools_of_one_name_are_refused() -> None:
 )
 def test_formats(format: str, text: str, found: list[Any]) -> None:
     assert parse(format, text, []) == found
+
+
+def schema(name: str, kind: str) -> Any:
+    parameters = {"type": "object", "properties": {"id": {"type": kind}}}
+    return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        ("integer", "5", 5),
+        ("number", "0.5", 0.5),
+        ("boolean", "true", True),
+        ("array", '["a", "b"]', ["a", "b"]),
+        ("integer", "five", "five"),
+        ("string", "5", "5"),
+    ],
+)
+def test_an_only_parameter_has_its_type(kind: str, text: str, value: Any) -> None:
+    assert parse("plain", f"look.up: {text}", [schema("look.up", kind)]) == [Call("look.up", {"id": value})]
+
+
+def test_calls_within_an_unfinished_thought_are_not_made() -> None:
+    call = '<tool_call>{"name": "a", "arguments": {}}</tool_call>'
+    assert parse("hermes", f"<think>I could {call}", []) == []
+    assert parse("hermes", f"<think>I could</think>{call}", []) == [Call("a", {})]
+
+
+@pytest.mark.timeout(60)
+def test_a_long_run_of_blanks_is_read_at_once() -> None:
+    assert parse("plain", "Answer:" + " " * 300_000 + "x", []) == []
+
+
+def test_the_first_error_of_a_tool_is_logged_once_in_all_episodes(caplog: pytest.LogCaptureFixture) -> None:
+    tools._logged.discard("broken")
+    for _ in range(2):
+        environment = episode("broken")
+        started(environment)
+        run(environment.step("broken: zero"))
+    assert [record.message for record in caplog.records if "the tool broken" in record.message] == [
+        "the tool broken raised an error, which the model gets; others are not logged"
+    ]
+
+
+class Stubborn:
+    """Cannot be closed."""
+
+    def look(self) -> str:
+        """Look."""
+        return ""
+
+    def close(self) -> None:
+        raise ValueError("stuck")
+
+
+def test_a_close_that_fails_leaves_no_connection_of_the_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[int] = []
+
+    class Servers:
+        async def leave(self, episode: int) -> None:
+            left.append(episode)
+
+    environment = episode("Stubborn")
+    started(environment)
+    monkeypatch.setattr(environment._task, "servers", Servers())
+    with pytest.raises(ValueError, match="stuck"):
+        run(environment.close())
+    assert left == [environment._number]
+
+
+def test_closing_an_episode_of_functions_needs_no_event_loop() -> None:
+    environment = episode("add")
+    started(environment)
+    assert environment.close() is None
 
 
 @pytest.mark.parametrize(

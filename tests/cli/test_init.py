@@ -46,3 +46,8 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     with pytest.raises(RequestError, match="exists; name another task"):
         write_task("mine", tmp_path)
+
+
+def test_a_task_does_not_hide_a_module_of_python(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="'random' is a module of Python"):
+        write_task("random", tmp_path)

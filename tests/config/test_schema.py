@@ -463,3 +463,11 @@ def test_limits_of_an_episode() -> None:
     assert task.limit_reached(2, 199) is None
     assert task.limit_reached(3, 199) is Truncation.TURNS
     assert task.limit_reached(2, 200) is Truncation.CONTEXT
+
+
+def test_a_tool_call_ends_before_its_step() -> None:
+    tools = {"tools": ["my_tools:search"], "step_deadline_s": 60.0}
+    error = refused(tasks={"maze": {**tools, "tool_timeout_s": 60.0}})
+    assert error.path == "tasks.maze.tool_timeout_s"
+    assert "is 60, and a step is given up after 60 s" in str(error)
+    config(tasks={"maze": {**tools, "tool_timeout_s": 59.0}})

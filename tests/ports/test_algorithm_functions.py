@@ -5,6 +5,7 @@ import own_algorithms as own
 import pytest
 from real_cli import CONFIG, small_task
 
+from rollart.app import algorithm_trial
 from rollart.app.algorithm_trial import check_algorithm, made_up_batch
 from rollart.config.algorithm import AdvantageKind, AlgorithmSettings, LossSettings, PolicyLoss
 from rollart.config.load import check, load_toml, override
@@ -123,3 +124,18 @@ def test_a_good_loss_and_its_settings_pass(tmp_path, monkeypatch) -> None:  # ty
     check_algorithm(check(RunConfig, tables))
     with pytest.raises(ConfigError, match="did you mean scale"):
         check_algorithm(check(RunConfig, override(tables, ["algorithm.loss.settings.scala=2.0"])))
+
+
+def test_a_loss_is_tried_with_the_import_paths_of_the_caller(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "mine_torch.py").write_text(f"from {own.__name__} import reinforce\n")
+    monkeypatch.syspath_prepend(tmp_path / "project")
+    monkeypatch.chdir(tmp_path)
+    check_algorithm(config(loss={"kind": "mine_torch:reinforce"}))
+
+
+def test_a_loss_that_does_not_return_is_refused(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(algorithm_trial, "TRIAL_S", 0.01)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"the loss .* took longer than 0.01 s"):
+        check_algorithm(config(loss={"kind": own.HERE + "reinforce"}))

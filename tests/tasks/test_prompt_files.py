@@ -76,6 +76,8 @@ def test_the_sides_are_disjoint_by_content(tmp_path):
         (["{oops\n"], "line 1: not JSON"),
         ([{"q": 1}, "[1]\n"], "line 2: expected a JSON object, not a list"),
         ([{"id": 7}, {"id": "7"}], "line 2: duplicate id '7'"),
+        ([{"answer": 2**64 - 1}, {"answer": 2**64}], "line 2: .*; write large numbers as text"),
+        (['{"q": "\\ud800"}\n'], "line 1: .*surrogates not allowed"),
         ([], "has no prompts for 't'"),
     ],
 )
@@ -91,6 +93,13 @@ def test_what_cannot_be_read_is_named(tmp_path):
         FolderPrompts("t", str(tmp_path / "nowhere"))
     (tmp_path / "picture").write_bytes(b"\xff\xfe")
     with pytest.raises(RequestError, match="picture is not UTF-8 text"):
+        FolderPrompts("t", str(tmp_path))
+
+
+def test_tables_beside_other_files_are_no_texts(tmp_path):
+    written(tmp_path / "train.jsonl", {"q": "a"})
+    (tmp_path / "README.md").write_text("About the data.")
+    with pytest.raises(RequestError, match=r"has tables \(train.jsonl\) and other files \(README.md\)"):
         FolderPrompts("t", str(tmp_path))
 
 

@@ -6,6 +6,7 @@ tries a loss in a process of its own, because the controller does not load torch
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,12 +15,15 @@ from rollart.config.algorithm import AdvantageKind, LossSettings, PolicyLoss
 from rollart.config.schema import RunConfig
 from rollart.ports.algorithm import advantage_of, surrogate_of
 from rollart.ports.factory import SESSION
+from rollart.ports.import_paths import project_paths
 from rollart.types.credit import Group, Member
 from rollart.types.errors import AdvantageFailed, ConfigError, RequestError
 from rollart.types.ids import GroupId, TrajectoryId
 
 ADVANTAGE = "algorithm.advantage"
 LOSS = "algorithm.loss.kind"
+TRIAL_S = 300.0
+"""Limit of a trial in a process of its own, which loads torch."""
 MADE_UP = "It was called with made-up numbers, before the run"
 
 
@@ -106,7 +110,19 @@ def try_loss(settings: LossSettings) -> None:
 
 def _try_elsewhere(settings: LossSettings) -> None:
     order = [sys.executable, "-m", "rollart.app.algorithm_trial", settings.model_dump_json()]
-    tried = subprocess.run(order, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    paths = {"PYTHONPATH": os.pathsep.join(path for path in project_paths() if path)}
+    try:
+        tried = subprocess.run(
+            order,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            check=False,
+            env=os.environ | paths,
+            timeout=TRIAL_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RequestError(f"the loss {settings.kind} took longer than {TRIAL_S:g} s. {MADE_UP}") from error
     if tried.returncode:
         lines = tried.stderr.strip().splitlines()
         raise RequestError(lines[-1] if lines else f"trying the loss {settings.kind} failed ({tried.returncode})")

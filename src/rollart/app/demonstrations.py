@@ -19,18 +19,20 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from rollart.app.compose import codec_factory, codec_of
-from rollart.app.players import Stage, Turns
+from rollart.app.players import Failed, PlayedTask, Turns
 from rollart.app.run_folder import CONFIG, TRANSCRIPTS
 from rollart.app.task_checks import prompts_of
 from rollart.app.transcript_store import read_transcripts
 from rollart.backends.environments.chat import ChatTask
 from rollart.backends.environments.chat_template import NotRendered
 from rollart.backends.environments.codec import Codec
-from rollart.backends.environments.conversation import HfConversations
-from rollart.backends.environments.dialogue import open_dialogue
+from rollart.backends.environments.dialogue import Dialogue, TextDialogue, open_dialogue
 from rollart.config.schema import RunConfig
 from rollart.config.suggest import did_you_mean
+from rollart.config.tasks import TaskSettings
+from rollart.config.tools import Mcp
 from rollart.ports.factory import load
+from rollart.types.chat import Message
 from rollart.types.errors import Fault, RequestError
 from rollart.types.trajectory import TRAINABLE, Purpose
 from rollart.types.transcript import Transcript
@@ -69,7 +71,7 @@ def read_demonstrations(config: RunConfig, sources: Sequence[str], say: Callable
     codec = teaching_codec(config)
     found: list[Demonstration] = []
     for source in sources:
-        read = list(_read(config, codec, source))
+        read = list(_read(config, codec, source, say))
         least = config.sft.min_reward
         kept = [each for each in read if least is None or (each.reward is not None and each.reward >= least)]
         dropped = f", {len(read) - len(kept)} below a reward of {least:g} left out" if least is not None else ""
@@ -85,7 +87,7 @@ def read_demonstrations(config: RunConfig, sources: Sequence[str], say: Callable
     return whole
 
 
-def _read(config: RunConfig, codec: TeachingCodec, source: str) -> Iterator[Demonstration]:
+def _read(config: RunConfig, codec: TeachingCodec, source: str, say: Callable[[str], None]) -> Iterator[Demonstration]:
     named, equals, rest = source.partition("=")
     task = named if equals and named in config.tasks else ""
     if equals and not task and not Path(source).exists():
@@ -100,7 +102,7 @@ def _read(config: RunConfig, codec: TeachingCodec, source: str) -> Iterator[Demo
     if path.is_file():
         return _of_file(config, codec, path, task)
     if all(place.rpartition(":")) and not place.endswith(".jsonl"):
-        return _of_player(config, codec, place, _the_task(config, task, source))
+        return _of_player(config, codec, place, _the_task(config, task, source), say)
     raise RequestError(
         f"--demonstrations {source}: there is no such file or folder; give a JSON-lines file, the folder of a run, or "
         "a player such as solve.py:player"
@@ -119,13 +121,21 @@ def _the_task(config: RunConfig, task: str, source: str) -> str:
 # --- played ---------------------------------------------------------------------------------------------------------
 
 
-def _of_player(config: RunConfig, codec: TeachingCodec, path: str, task: str) -> Iterator[Demonstration]:
+def _of_player(
+    config: RunConfig, codec: TeachingCodec, path: str, task: str, say: Callable[[str], None]
+) -> Iterator[Demonstration]:
     player = load(path)
     prompts = prompts_of(config, task, held_out=False)
-    with Stage(config, task, codec.answer) as stage:
+    failed: list[Failed] = []
+    with PlayedTask(config, task, codec.answer) as stage:
         for _ in range(config.sft.episodes):
             played = stage.play(prompts.next(), player, config.seed)
-            yield Demonstration(task, played.sequences, played.reward)
+            if isinstance(played, Failed):
+                failed.append(played)
+            else:
+                yield Demonstration(task, played.sequences, played.reward)
+    if failed:
+        say(f"{path}: {len(failed)} of {config.sft.episodes} episodes failed and are left out: {failed[0].reason}")
 
 
 # --- read -----------------------------------------------------------------------------------------------------------
@@ -147,7 +157,7 @@ def _of_run(config: RunConfig, codec: TeachingCodec, run: Path, task: str) -> It
 
 
 def _of_file(config: RunConfig, codec: TeachingCodec, path: Path, task: str) -> Iterator[Demonstration]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):  # of text, more than newlines would end a line
         if not line.strip():
             continue
         where = f"{path}:{number}"
@@ -163,33 +173,36 @@ def _of_file(config: RunConfig, codec: TeachingCodec, path: Path, task: str) -> 
                 f"{where}: there is no task {own!r}{did_you_mean(own, config.tasks)}; tasks are "
                 f"{', '.join(config.tasks)}"
             )
-        reward = fields.pop("reward", None)
         try:
+            reward = fields.pop("reward", None)
+            reward = None if reward is None else float(reward)
             if "messages" in fields:
-                yield Demonstration(own, [_of_messages(config, codec, fields["messages"])], reward)
+                yield Demonstration(own, _of_messages(config.tasks[own], codec, fields["messages"]), reward)
                 continue
             whole = {"task": own, "trajectory": number, "prompt_id": str(number), "seed": 0, "member": 0} | fields
             transcript = msgspec.convert(whole, Transcript, strict=False)
-            given = transcript.earned if reward is None else float(reward)
+            given = transcript.earned if reward is None else reward
             yield Demonstration(own, _tokens_of(config, codec, transcript), given)
-        except (msgspec.ValidationError, Fault, NotRendered, ValueError) as error:
+        except (msgspec.ValidationError, Fault, NotRendered, RequestError, TypeError, ValueError) as error:
             raise RequestError(f"{where}: {error}") from error
 
 
 def _tokens_of(config: RunConfig, codec: TeachingCodec, transcript: Transcript) -> list[Turns]:
     settings = config.tasks[transcript.task]
     if settings.environment:
+        if any(turn.messages or turn.calls for turn in transcript.turns):
+            raise RequestError(
+                f"the transcript of prompt {transcript.prompt_id} is of an environment that shows messages, which "
+                "transcripts keep as text only; give a player"
+            )
         return rendered(codec, transcript)
     if len(transcript.turns) > 1:
         raise RequestError(
             f"the transcript of prompt {transcript.prompt_id} has results of tools, which transcripts keep as text "
             "only; give conversations as `messages`, or a player"
         )
-    chat = ChatTask(settings, codec)
-    try:
-        seen = open_dialogue(codec, chat.dialect.offered(chat.schemas)).observe(chat.messages(transcript.prompt)).tokens
-    finally:
-        chat.close()
+    chat = _chat(settings, codec)
+    seen = open_dialogue(codec, chat.dialect.offered(chat.schemas)).observe(chat.messages(transcript.prompt)).tokens
     return [[(seen, codec.answer(turn.action)) for turn in transcript.turns]]
 
 
@@ -204,50 +217,57 @@ def rendered(codec: TeachingCodec, transcript: Transcript) -> list[Turns]:
     return sequences
 
 
-def _of_messages(config: RunConfig, codec: TeachingCodec, messages: Any) -> Turns:
-    """Tokens of a conversation. A folder's chat template renders any roles; other codecs take turns of user and
-    assistant."""
+def _chat(settings: TaskSettings, codec: Codec) -> ChatTask:
+    if any(isinstance(tool, Mcp) for tool in settings.tools):
+        raise RequestError("the tools of MCP servers are known when they are connected; give a player")
+    return ChatTask(settings, codec)
+
+
+def _of_messages(settings: TaskSettings, codec: TeachingCodec, messages: Any) -> list[Turns]:
+    """Tokens of a conversation, as the dialogue of a rollout has them: a list per context."""
     said = [_message(each) for each in messages]
-    factory, settings = codec_factory(config)
-    if "folder" in settings:
-        return _by_template(HfConversations(Path(settings["folder"])), codec, said)
-    turns: Turns = []
-    for at in range(0, len(said) - 1, 2):
-        (asks, observation), (answers, answer) = said[at : at + 2]
-        if (asks, answers) != ("user", "assistant"):
-            raise ValueError(
-                f"messages {at} and {at + 1} are of {asks} and {answers}; the codec {factory} takes turns of user and "
-                "assistant only"
-            )
-        turns.append((codec.render(observation, not turns), codec.answer(answer)))
-    return turns
-
-
-def _by_template(template: HfConversations, codec: TeachingCodec, said: Sequence[tuple[str, str]]) -> Turns:
-    turns: Turns = []
-    log: list[int] = []
-    for at, (role, content) in enumerate(said):
-        if role != "assistant":
+    if not said:
+        raise ValueError("there are no messages")
+    dialogue, said = _begun(settings, codec, said)
+    sequences: list[Turns] = [[]]
+    new: list[Message] = []
+    for message in said:
+        if message["role"] != "assistant":
+            new.append(message)
             continue
-        tokens = template.render(said[:at])
-        if tokens[: len(log)] != log:
-            raise ValueError(
-                f"the chat template renders the conversation before message {at} otherwise than it went: it rewrites "
-                "earlier messages. Split the conversation there"
-            )
-        answer = codec.answer(content)
-        turns.append((tokens[len(log) :], answer))
-        log = [*tokens, *answer]
-    return turns
+        if not new:
+            raise ValueError("an answer must follow a message that is not the assistant's")
+        seen, new = dialogue.observe(new), []
+        if seen.rewritten:
+            sequences.append([])
+        answer = codec.answer(message["content"])
+        dialogue.acted(answer)
+        sequences[-1].append((seen.tokens, answer))
+    return [each for each in sequences if each]
 
 
-def _message(message: Any) -> tuple[str, str]:
+def _begun(settings: TaskSettings, codec: TeachingCodec, said: list[Message]) -> tuple[Dialogue, list[Message]]:
+    """The dialogue of a conversation, and its messages with a description of the tools where the template has none."""
+    if not settings.environment:
+        chat = _chat(settings, codec)
+        dialogue = open_dialogue(codec, chat.dialect.offered(chat.schemas))
+        return dialogue, chat.dialect.introduced(said, chat.schemas)
+    roles = {message["role"] for message in said}
+    if "tool" in roles:
+        raise ValueError("the tools of an environment are known when it is played; give a player")
+    # Most environments show text, which is rendered without the template's changes to the content of messages.
+    return (TextDialogue(codec) if roles <= {"user", "assistant"} else open_dialogue(codec)), said
+
+
+def _message(message: Any) -> Message:
     if not (isinstance(message, dict) and isinstance(message.get("content"), str)):
         raise ValueError(f"{message!r} is not a message; it needs a role and a text as its content")
     role = message.get("role")
     if role != "assistant" and role not in PROMPT_SIDE:
         raise ValueError(f"a message has the role {role!r}; roles are assistant, {', '.join(PROMPT_SIDE)}")
-    return str(role), message["content"]
+    if message.get("tool_calls"):
+        raise ValueError("tool_calls are not read; write the calls into the content, as the model writes them")
+    return {key: message[key] for key in ("role", "name", "content") if key in message}
 
 
 def _fitting(config: RunConfig, demonstration: Demonstration) -> Demonstration:

@@ -41,7 +41,7 @@ TOGETHER = 4
 LEAK_EPISODES = 12
 """Episodes over which leaks are measured, after as many to warm up."""
 MEMORY_MB_PER_EPISODE = 2.0
-"""Growth from which on memory is a problem."""
+"""Memory growth per episode above which the check fails."""
 NONSENSE = ("", " \n", "\x00", "🙂" * 20, "x" * 10_000, "{}", "[[[", "[-1]", "1e999", "</s><|im_end|>", "None")
 SHOWN = 60
 """Characters of a text in a problem."""
@@ -67,7 +67,7 @@ class PlayerFigures(msgspec.Struct, frozen=True):
 
 
 class Leaks(msgspec.Struct, frozen=True):
-    """Left behind by an episode, of the process that plays it."""
+    """Growth per episode in the process that plays it."""
 
     threads: float
     files: float

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rollart.app.given_prompts import rows_or_seeds
 from rollart.config.tasks import TaskSettings
-from rollart.tasks.harbor.environment import Harbor, rows_of, tasks_of
+from rollart.tasks.harbor.environment import COMMAND_S, Harbor, rows_of, tasks_of
 from rollart.types.errors import ConfigError, RequestError
 
 PREFIX = "harbor:"
@@ -43,12 +43,14 @@ def check_harbor(name: str, task: TaskSettings) -> None:
     except (RequestError, TypeError) as error:
         raise ConfigError(f"{key}.environment", str(error)) from error
     slowest = max(tasks.values(), key=lambda each: each.grading_s)
-    least_s = slowest.grading_s + ROOM_S
+    # The last command of an answer may begin just before `tool_timeout_s` has passed; then the tests run.
+    commands_s = task.tool_timeout_s + float(task.environment_settings.get("command_s", COMMAND_S))
+    least_s = slowest.grading_s + ROOM_S + commands_s
     if task.step_deadline_s < least_s:
         raise ConfigError(
             f"{key}.step_deadline_s",
-            f"is {task.step_deadline_s:g}; grading {slowest.name} may take {slowest.grading_s:g} s, so set it to "
-            f"{least_s:g} or more",
+            f"is {task.step_deadline_s:g}; commands may take {commands_s:g} s and grading {slowest.name} "
+            f"{slowest.grading_s:g} s, so set it to {least_s:g} or more",
         )
 
 

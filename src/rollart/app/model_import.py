@@ -43,7 +43,7 @@ class Imported:
     parameters: int
     vocabulary: int
     continuation: str
-    """What the model says to `QUESTION`, greedily; the first tokens of it."""
+    """First tokens of the model's greedy answer to `QUESTION`."""
 
 
 class _Source(NamedTuple):

@@ -23,8 +23,8 @@ import numpy as np
 from rollart.app.checkpoints import CHECKPOINTS
 from rollart.app.compose import check_real, codec_of, is_cold_start
 from rollart.app.demonstrations import Demonstration, read_demonstrations
-from rollart.app.run_folder import CONFIG, held
-from rollart.app.running import MODEL, free_folder
+from rollart.app.run_folder import held
+from rollart.app.running import MODEL, free_folder, read_config
 from rollart.config.load import check
 from rollart.config.schema import RunConfig
 from rollart.config.training import Schedule, TrainerSettings
@@ -95,7 +95,7 @@ def resume_sft(folder: Path, say: Callable[[str], None]) -> SftResult:
         raise RequestError(f"{folder} has no {TRAINED_ON}; give the folder of an interrupted `rollart sft`")
     if (folder / MODEL).is_dir():
         raise RequestError(f"{folder} is finished: its model is {folder / MODEL}")
-    config = check(RunConfig, msgspec.json.decode((folder / CONFIG).read_bytes()))
+    config = read_config(folder)
     before = msgspec.json.decode((folder / TRAINED_ON).read_bytes(), type=TrainedOn)
     found = read_demonstrations(config, before.sources, say)
     if _digest(found) != before.digest:

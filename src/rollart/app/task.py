@@ -119,7 +119,8 @@ class Task(TaskSettings):
             max_turns: Turns after which an episode is truncated.
             max_turn_tokens: Tokens sampled in one turn at most.
             max_context: Maximum length of a sequence in tokens; an episode that reaches it is truncated.
-            temperature: Sampling temperature, the same for all tasks of a run.
+            temperature: Sampling temperature, the same for all tasks of a run. Logits divided by a tiny one
+                overflow, and their log-probabilities are NaN.
             alpha: Staleness bound of this task; the run's `alpha` by default.
             stale: What happens to members past the bound: they end, or finish with their tokens masked.
             stale_retries: Losses to the staleness bound after which a prompt gets a bound of its own, `late_alpha`,

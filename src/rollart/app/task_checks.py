@@ -14,7 +14,7 @@ from rollart.tasks.prompts import NoPrompts, SeedPrompts
 from rollart.types.errors import ConfigError, EnvironmentFault, RequestError
 
 OF_CHATS = ("system", "prompt", "tools")
-"""Settings that an environment would have to use, and no environment does."""
+"""Settings of tasks without an environment."""
 
 
 def check_kind(config: RunConfig, name: str) -> None:

@@ -4,6 +4,7 @@ Invariant: existing files are never overwritten.
 """
 
 import keyword
+import sys
 from pathlib import Path
 
 from rollart.types.errors import RequestError
@@ -145,6 +146,8 @@ def write_task(name: str, parent: Path) -> list[Path]:
         raise RequestError(
             f"{name!r} cannot be the name of a task: use lower-case letters, digits and _, as for a module"
         )
+    if name in sys.stdlib_module_names:
+        raise RequestError(f"{name!r} is a module of Python, which the task would hide; use another name")
     folder = parent / name
     if folder.exists():
         raise RequestError(f"{folder} exists; name another task, existing files are not overwritten")

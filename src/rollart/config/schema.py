@@ -349,6 +349,12 @@ class RunConfig(Strict):
                 f"one turn of {task.max_turn_tokens} tokens leaves no room in a context of {task.max_context}; "
                 "lower it or raise max_context",
             )
+        if task.tools and task.tool_timeout_s >= task.step_deadline_s:
+            raise ConfigError(
+                f"tasks.{name}.tool_timeout_s",
+                f"is {task.tool_timeout_s:g}, and a step is given up after {task.step_deadline_s:g} s; lower it, or "
+                "raise step_deadline_s",
+            )
         self._check_rewards(name)
         if self.late_alpha_of(name) < self.alpha_of(name):
             raise ConfigError(

@@ -141,6 +141,10 @@ def _folder(folder: Path) -> Table:
     if files and all(file.suffix in (LINES, PARQUET) for file in files.values()):
         rows = ((f"{name}/{id}", row) for name, data in contents.items() for id, row in _shard(name, data).items())
         return Table(str(folder), dict(rows), _digest(contents))
+    table = next((name for name, file in files.items() if file.suffix in (LINES, PARQUET)), None)
+    if table is not None:
+        other = next(name for name, file in files.items() if file.suffix not in (LINES, PARQUET))
+        raise RequestError(f"{folder} has tables ({table}) and other files ({other}); give the tables alone")
     texts = {name: {"name": name, "text": _text(files[name], data)} for name, data in contents.items()}
     return Table(str(folder), texts, _digest(contents))
 
@@ -155,6 +159,10 @@ def _by_id(name: str, unit: str, rows: Iterable[tuple[int, Row]]) -> dict[str, R
         id = str(row.get("id", number))
         if id in found:
             raise RequestError(f"{name}, {unit} {number}: duplicate id {id!r}; every {unit} needs its own")
+        try:
+            msgspec.msgpack.encode(row)  # as it travels to workers, and is kept in transcripts
+        except (OverflowError, TypeError, ValueError) as error:
+            raise RequestError(f"{name}, {unit} {number}: {error}; write large numbers as text") from error
         found[id] = row
     return found
 

@@ -57,6 +57,8 @@ class TranscriptTurn(msgspec.Struct, frozen=True, omit_defaults=True):
     """The observation replaced the history instead of following it."""
     calls: tuple[ToolCall, ...] = ()
     """Tool calls of the action, in order."""
+    messages: bool = False
+    """The agent saw messages, of which `observation` is the text."""
 
 
 class Transcript(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -47,10 +47,10 @@ class ChatTask:
         servers = [tool.mcp for tool in settings.tools if isinstance(tool, Mcp)]
         self.servers = McpServers(servers, settings.tool_timeout_s) if servers else None
         self.numbers = itertools.count(SHARED + 1)
-        """Of episodes, for connections of their own."""
+        """Source of episode numbers, which key the connections of `per_episode` servers."""
         self.targets = [load(tool) for tool in settings.tools if isinstance(tool, str)]
         self.schemas: list[ToolSchema] = [schema for target in self.targets for schema in schemas_of(target)]
-        """Of the Python tools."""
+        """Schemas of the Python tools; those of MCP servers are known once connected."""
         check_names(self.schemas)
         self.dialect = ToolDialect(settings.tool_format, codec)
 
@@ -137,15 +137,20 @@ class ChatEnvironment:
             return text, text.removeprefix("Error: ")
         return shortened(result, self._task.settings.tool_result_chars), ""
 
-    async def close(self) -> None:
+    def close(self) -> Awaitable[None] | None:
         objects, self._objects = self._objects, []
-        for built in objects:
-            close = getattr(built, "close", None)
-            ended = None if close is None else close()
-            if inspect.isawaitable(ended):
-                await ended
-        if self._task.servers is not None:
-            await self._task.servers.leave(self._number)
+        return self._closed(objects) if objects or self._task.servers is not None else None
+
+    async def _closed(self, objects: Sequence[Any]) -> None:
+        try:
+            for built in objects:
+                close = getattr(built, "close", None)
+                ended = None if close is None else close()
+                if inspect.isawaitable(ended):
+                    await ended
+        finally:
+            if self._task.servers is not None:
+                await self._task.servers.leave(self._number)
 
 
 def _built(target: type, prompt: Prompt) -> Any:

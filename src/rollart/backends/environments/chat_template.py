@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rollart.types.errors import RequestError
@@ -20,6 +21,16 @@ class NotRendered(Exception):
     """The conversation is one that the model does not take."""
 
 
+class _Generation(Extension):
+    """`{% generation %}`, with which transformers finds the answers; here its body is rendered as it is."""
+
+    tags: set[str] = {"generation"}  # noqa: RUF012 - an attribute of jinja2's class
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 class ChatTemplate:
     """`chat_template.jinja`, or `chat_template` of `tokenizer_config.json`; no other file is read."""
 
@@ -27,8 +38,10 @@ class ChatTemplate:
         self._folder = folder
         config = Path(folder) / "tokenizer_config.json"
         self._about: Mapping[str, Any] = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
-        sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        sandbox.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+        sandbox = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        sandbox.filters["tojson"] = _tojson
         sandbox.globals["raise_exception"] = _refuse
         sandbox.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
         try:
@@ -102,6 +115,17 @@ class ChatTemplate:
             f"the chat template of {self._folder!r} cannot render a conversation between user and assistant: {error}. "
             "Give the checkpoint another chat_template.jinja."
         )
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The filter of transformers, which unlike Jinja's escapes no HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _refuse(message: str) -> None:

@@ -1,4 +1,4 @@
-"""Whether the answer of an environment is one."""
+"""Validation of what an environment returns."""
 
 import math
 import numbers

@@ -16,7 +16,7 @@ EPISODE_START = 259
 
 
 class Codec(Protocol):
-    """Used by one environment thread at a time; stateless between calls."""
+    """Shared by all environment threads of a worker: thread-safe and stateless."""
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:

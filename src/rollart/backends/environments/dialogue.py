@@ -68,7 +68,7 @@ def describes_tools(codec: Codec | None) -> bool:
 
 
 class TextDialogue:
-    """For codecs without roles. What has no role in them is told apart by the order of turns."""
+    """Dialogue of a codec without roles: the contents of messages become one text."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec

@@ -92,6 +92,11 @@ def make_gym(
 
 def as_text_environment(environment: Any) -> AnyTextEnvironment:
     """Adapt what a task's factory built for `EnvironmentThread`. Gymnasium's API is recognised by `reset(seed=…)`."""
+    if not hasattr(environment, "step"):
+        raise TypeError(
+            f"{type(environment).__name__} has no `step`; an environment with tools cannot be played by an interpreter "
+            "of its own, so leave out `python`"
+        )
     reset = environment.reset
     return GymEnvironment(environment) if _takes_seed(getattr(reset, "__func__", reset)) else environment
 

@@ -176,7 +176,7 @@ def _describes_tools(template: ChatTemplate) -> bool:
 def _tool_format(template: ChatTemplate) -> str:
     """By what the template tells the model; one that is like neither gets the plain format, described in words."""
     source = template.source
-    if "<tool_call>" in source and "<function=" not in source:
+    if "<tool_call>" in source and not any(other in source for other in ("<function=", "<arg_key>")):
         return "hermes"
     return "llama" if '"parameters"' in source and "ipython" in source else "plain"
 

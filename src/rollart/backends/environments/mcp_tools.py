@@ -6,17 +6,22 @@ A connection is a task that enters the SDK's client, serves until it is asked to
 the SDK requires. It is opened when first needed, shared by all episodes of the worker, and opened again after it broke;
 with `per_episode` each episode has its own, and so at most one per environment.
 
-A server that cannot be reached, or whose connection breaks, is a failure outside the reach of the model: the episode
-ends as `env_failed`. What a tool answers, errors included, and a call that takes too long are the model's result.
+A server that cannot be reached, whose connection breaks, or that has forgotten its session, is a failure outside the
+reach of the model: the episode ends as `env_failed`. What a tool answers, errors included, and a call that takes too
+long are the model's result. Errors of HTTP and of the session look like refusals of a call; a request that lists the
+tools tells them apart.
 """
 
 import asyncio
 import logging
 import os
 import threading
+import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
+
+from pydantic import ValidationError
 
 from rollart.backends.environments.tools import as_text
 from rollart.config.tools import McpServer
@@ -28,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 CLOSE_S = 4.0
 """Limit of ending all connections of a worker, which is killed after 5 s; the SDK ends servers that do not leave."""
+PROBE_S = 10.0
+"""Limit of asking a server that refused a call whether the session still works."""
 SHARED = 0
 """Episode of the connection that all episodes share."""
 
@@ -72,8 +79,9 @@ class McpServers:
         """End the connections that were the episode's own."""
         with self._guard:
             own = [self._connections.pop(key) for key in list(self._connections) if key[1] == episode != SHARED]
-        for connection in own:
-            await asyncio.wrap_future(connection.end())
+        ends = [connection.end() for connection in own]
+        for end in ends:
+            await asyncio.wrap_future(end)
 
     def close(self) -> None:
         """End all connections, and with them the servers that this worker started."""
@@ -84,14 +92,12 @@ class McpServers:
             loop, thread = self._loop, self._thread
         if loop is None or thread is None:
             return
-        ends = [connection.end() for connection in connections]
-        for end in ends:
-            try:
-                end.result(CLOSE_S)
-            except (TimeoutError, EnvironmentFault) as error:
-                logger.warning("an MCP server did not end in order: %s", error)
+        deadline = time.monotonic() + CLOSE_S
+        late = wait([connection.end() for connection in connections], CLOSE_S).not_done
+        if late:
+            logger.warning("%d MCP servers did not end within %g s", len(late), CLOSE_S)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(CLOSE_S)
+        thread.join(max(0.0, deadline - time.monotonic()))
 
     def _connection(self, number: int, episode: int) -> "_Connection":
         with self._guard:
@@ -141,7 +147,6 @@ class _Connection:
 
     async def _serve(self) -> None:
         from mcp import Client
-        from mcp.shared.exceptions import MCPError
 
         try:
             async with asyncio.timeout(self._server.starts_s) as limit, Client(_target(self._server)) as client:
@@ -152,7 +157,7 @@ class _Connection:
                 await self._ending.wait()
         except TimeoutError:
             self._lose(f"no answer within {self._server.starts_s:g} s")
-        except (MCPError, OSError, RuntimeError, ExceptionGroup, RequestError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever the SDK raises ends the connection, and all who wait for it
             self._lose(_reason(error), permanent=isinstance(_first(error), FileNotFoundError | RequestError))
 
     async def _list(self, client: Any) -> list[ToolSchema]:
@@ -173,7 +178,7 @@ class _Connection:
 
     async def _call(self, name: str, arguments: dict[str, Any], timeout_s: float) -> str:
         from mcp.shared.exceptions import MCPError
-        from mcp_types import CONNECTION_CLOSED
+        from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS
 
         if self._client is None or self.broken:
             raise EnvironmentFault(f"the MCP server {self._server.label} is gone: {self._lost or 'it ended'}")
@@ -183,17 +188,32 @@ class _Connection:
         except TimeoutError as error:
             raise ToolError(f"no answer within {timeout_s:g} s") from error
         except MCPError as error:
-            if error.code != CONNECTION_CLOSED:
-                raise ToolError(str(error)) from error  # the server answers, and refuses what the model asked for
-            self._lose(_reason(error))
-            raise EnvironmentFault(f"the MCP server {self._server.label} failed: {_reason(error)}") from error
-        except (OSError, RuntimeError, ExceptionGroup) as error:
-            self._lose(_reason(error))
-            raise EnvironmentFault(f"the MCP server {self._server.label} failed: {_reason(error)}") from error
+            if error.code == INVALID_PARAMS or (error.code != CONNECTION_CLOSED and await self._answers()):
+                raise ToolError(str(error)) from error  # the connection works, and the server refuses this call
+            raise self._failed(error) from error
+        except (RuntimeError, ValidationError) as error:
+            if await self._answers():
+                raise ToolError(f"its result is malformed: {str(error).splitlines()[0]}") from error
+            raise self._failed(error) from error
+        except (OSError, ExceptionGroup) as error:
+            raise self._failed(error) from error
         text = _text(result)
         if result.is_error:
             raise ToolError(text)
         return text
+
+    async def _answers(self) -> bool:
+        """Whether the session still works."""
+        try:
+            async with asyncio.timeout(PROBE_S):
+                await self._client.list_tools(cache_mode="bypass")
+        except Exception:  # noqa: BLE001 - whatever it is, the session does not work
+            return False
+        return True
+
+    def _failed(self, error: Exception) -> EnvironmentFault:
+        self._lose(_reason(error))
+        return EnvironmentFault(f"the MCP server {self._server.label} failed: {_reason(error)}")
 
     def _lose(self, reason: str, *, permanent: bool = False) -> None:
         self._lost = self._lost or reason

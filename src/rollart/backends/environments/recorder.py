@@ -36,6 +36,7 @@ class Recorder:
                 seen.state,
                 bool(seen.fresh_context),
                 step.calls,
+                not isinstance(seen.observation, str),
             )
         )
         self._context += tokens

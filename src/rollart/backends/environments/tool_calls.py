@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from rollart.types.chat import ToolSchema
 
-THOUGHT_END = "</think>"
+THOUGHT, THOUGHT_END = "<think>", "</think>"
 _HERMES = re.compile(r"<tool_call>(.*?)(</tool_call>|(?=<tool_call>)|$)", re.DOTALL)
 _LLAMA_TAG = "<|python_tag|>"
-_PLAIN = re.compile(r"^\s*([A-Za-z_][\w-]*)\s*:[ \t]*(.*?)\s*$")
+_PLAIN = re.compile(r"\s*([A-Za-z_][\w./-]*)\s*:")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _decoder = json.JSONDecoder()
 
@@ -47,7 +47,9 @@ def parse(format: str, text: str, tools: Sequence[ToolSchema]) -> list[Call | Ma
     >>> parse("hermes", "It is 3.", [])
     []
     """
-    text = text.rpartition(THOUGHT_END)[2]
+    _, ended, text = text.rpartition(THOUGHT_END)
+    if not ended and text.lstrip().startswith(THOUGHT):
+        return []
     match format:
         case "hermes":
             return list(_hermes(text))
@@ -102,7 +104,7 @@ def _plain(text: str, tools: Mapping[str, Any]) -> Iterator[Call | Malformed]:
         found = _PLAIN.match(line)
         tool = tools.get(found[1].lower()) if found else None
         if found and tool is not None:
-            yield _line(tool, found[2])
+            yield _line(tool, line[found.end() :].strip())
 
 
 def _line(tool: Mapping[str, Any], rest: str) -> Call | Malformed:
@@ -117,9 +119,19 @@ def _line(tool: Mapping[str, Any], rest: str) -> Call | Malformed:
             return Malformed(f"the arguments are not JSON: {error}", name)
         return Call(name, found) if isinstance(found, dict) else Malformed("the arguments are not an object", name)
     if len(parameters) == 1 and rest:
-        return Call(name, {parameters[0]: rest})
+        return Call(name, {parameters[0]: _typed(rest, tool["parameters"]["properties"][parameters[0]])})
     wanted = "{" + ", ".join(f'"{each}": …' for each in parameters) + "}"
     return Malformed(f"write {name}: {wanted}", name)
+
+
+def _typed(text: str, schema: Mapping[str, Any]) -> Any:
+    """An argument that is not text, from JSON; what is not JSON stays text, and the tool refuses it."""
+    if schema.get("type") not in ("integer", "number", "boolean", "array"):
+        return text
+    try:
+        return _loads(text)
+    except ValueError:
+        return text
 
 
 def _loads(text: str) -> Any:
@@ -166,7 +178,7 @@ def written(format: str, call: Call) -> str:
 
 
 def instructions(format: str, tools: Sequence[ToolSchema]) -> str:
-    """What a model is told of its tools where the chat template does not tell it.
+    """Description of the tools for the system message, where the chat template has none.
 
     >>> add = {"name": "add", "description": "Add.", "parameters": {"properties": {"a": {"type": "integer"}}}}
     >>> print(instructions("plain", [{"type": "function", "function": add}]))

@@ -1,4 +1,4 @@
-"""How the model of a codec learns of its tools and calls them: for rows with tools, and for environments with tools."""
+"""Tool descriptions and tool calls in the format of a codec's model, for rows and for environments."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -27,7 +27,7 @@ class ToolDialect:
         self._by_template = describes_tools(codec) and self._format == own
 
     def introduced(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[Message]:
-        """First messages that say what the tools are, unless the chat template does."""
+        """First messages, with a description of the tools unless the chat template renders one."""
         if not tools or self._by_template:
             return list(messages)
         described = instructions(self._format, tools)

@@ -4,10 +4,13 @@
                 │ yes
                 └► each in order ─► tool messages; at the last turn, finish("") as well: over, truncated
 
+No call of an answer is begun once `tool_timeout_s` or half of `step_deadline_s` has passed, so that many calls are no
+way out of losing: their step ends within its deadline.
 An agent that is out of turns is judged by what it did: its last calls are made and the episode is finished for it.
 """
 
 from collections.abc import Sequence
+from time import monotonic
 
 from rollart.backends.environments.codec import Codec
 from rollart.backends.environments.tool_calls import Call, Malformed
@@ -19,7 +22,7 @@ from rollart.types.chat import Message
 from rollart.types.trajectory import Prompt
 
 DONE = "done"
-"""An answer without a call, of a random player."""
+"""Final answer of the random player."""
 
 
 class ToolCalling:
@@ -33,6 +36,7 @@ class ToolCalling:
         self._tools = {tool.schema["function"]["name"]: tool for tool in tools}
         self._schemas = [tool.schema for tool in tools]
         self._turns = 0
+        self._begin_s = min(settings.tool_timeout_s, settings.step_deadline_s / 2)
 
     def reset(self, prompt: Prompt) -> TextStep:
         first = self._environment.reset(prompt)
@@ -44,14 +48,15 @@ class ToolCalling:
         self._turns += 1
         calls = self._dialect.calls(action, self._schemas)
         if not calls:
-            return self._environment.finish(action)
-        results = [self._result(call) for call in calls]
+            return self._environment.finish(action)._replace(done=True)
+        began = monotonic()
+        results = [self._result(call, began) for call in calls]
         made = tuple(recorded(call, error) for call, (_, error) in zip(calls, results, strict=True))
         messages = [message(call, text, self._tools) for call, (text, _) in zip(calls, results, strict=True)]
         if self._turns < self._settings.max_turns:
             return TextStep(messages, calls=made)
         last = self._environment.finish("")
-        return last._replace(observation=[*messages, *_as_messages(last)], truncated=True, calls=made)
+        return last._replace(observation=[*messages, *_as_messages(last)], done=True, truncated=True, calls=made)
 
     def close(self) -> None:
         self._environment.close()
@@ -70,10 +75,12 @@ class ToolCalling:
         answer: str | None = None if known is None else known()
         return answer
 
-    def _result(self, call: Call | Malformed) -> tuple[str, str]:
+    def _result(self, call: Call | Malformed, began: float) -> tuple[str, str]:
         """The text for the model, and the error if there is no result."""
         most = self._settings.tool_result_chars
         try:
+            if monotonic() - began > self._begin_s:
+                raise ToolError(f"not made: those before it took more than {self._begin_s:g} s; make fewer at once")
             if isinstance(call, Malformed):
                 raise ToolError(call.reason)
             if call.name not in self._tools:

@@ -26,6 +26,7 @@ from typing import Any, Protocol, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
+from pydantic_core import to_jsonable_python
 
 from rollart.ports.environment import ToolError
 from rollart.types.chat import ToolSchema
@@ -34,8 +35,12 @@ from rollart.types.errors import EnvironmentFault, RequestError
 logger = logging.getLogger(__name__)
 
 MOST_HANGING = 256
-"""Maximum number of threads of a process that are still in tools whose time is up."""
-_hanging = threading.Semaphore(MOST_HANGING)
+"""Maximum number of threads of a process whose tool call timed out and has not returned."""
+_guard = threading.Lock()
+_left: set[threading.Thread] = set()
+"""These threads."""
+_logged: set[str] = set()
+"""Names of tools whose first error was logged; tools are built anew in every episode."""
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 
@@ -57,7 +62,6 @@ class FunctionTool:
         self._function = function
         self._timeout_s = timeout_s
         self._model, self.schema = _described(_plain_function(function))
-        self._logged = False
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
         name = self.schema["function"]["name"]
@@ -70,8 +74,8 @@ class FunctionTool:
         except (ConnectionError, EnvironmentFault, ToolError):
             raise
         except (Exception, SystemExit) as error:
-            if not self._logged:
-                self._logged = True
+            if name not in _logged:
+                _logged.add(name)
                 logger.warning(
                     "the tool %s raised an error, which the model gets; others are not logged", name, exc_info=error
                 )
@@ -99,23 +103,37 @@ async def _called(function: Callable[[], Any], name: str) -> Any:
         return await function()
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Any] = loop.create_future()
-    if not _hanging.acquire(blocking=False):
-        raise EnvironmentFault(f"{MOST_HANGING} calls of tools hang in this worker, the last of them of {name}")
+    if len(_left) >= MOST_HANGING:
+        raise EnvironmentFault(f"{MOST_HANGING} calls of tools hang in this worker; the next would be of {name}")
+    returned = False
 
     def work() -> None:
+        nonlocal returned
         result, error = None, None
         try:
             result = function()
         except BaseException as raised:  # noqa: BLE001 - handed to the caller
             error = raised
-        _hanging.release()
+        with _guard:
+            returned = True
+            _left.discard(threading.current_thread())
         try:
             loop.call_soon_threadsafe(_settle, answer, result, error)
         except RuntimeError:
             logger.debug("%s answered after its episode was over", name)
 
-    threading.Thread(target=work, name=name, daemon=True).start()
-    result = await answer
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:  # the limit of threads of this machine
+        raise EnvironmentFault(f"{name}: {error}") from error
+    try:
+        result = await answer
+    except asyncio.CancelledError:
+        with _guard:
+            if not returned:
+                _left.add(thread)
+        raise
     return await result if inspect.isawaitable(result) else result
 
 
@@ -134,8 +152,15 @@ def as_text(result: Any) -> str:
     """The result of a tool as the model sees it: text as it is, anything else as JSON."""
     if result is None:
         return ""
-    text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+    text = result if isinstance(result, str) else _json(result)
     return text.encode(errors="replace").decode()  # halves of characters are no text
+
+
+def _json(result: Any) -> str:
+    try:
+        return json.dumps(result, ensure_ascii=False)
+    except TypeError:  # models, dataclasses, dates, arrays
+        return json.dumps(to_jsonable_python(result, fallback=str), ensure_ascii=False)
 
 
 def shortened(text: str, limit: int) -> str:
@@ -202,8 +227,9 @@ def _described(signature: _Signature) -> tuple[type[BaseModel], ToolSchema]:
         if parameter.name not in signature.hints:
             raise RequestError(f"the parameter {parameter.name!r} of the tool {signature.where} has no type annotation")
         default = ... if parameter.default is parameter.empty else parameter.default
-        about = arguments.get(parameter.name)
-        fields[parameter.name] = (signature.hints[parameter.name], Field(default, description=about))
+        # A description of None would hide that of an annotation.
+        about: dict[str, Any] = {"description": arguments[parameter.name]} if parameter.name in arguments else {}
+        fields[parameter.name] = (signature.hints[parameter.name], Field(default, **about))
     try:
         model: type[BaseModel] = create_model(
             signature.name, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields

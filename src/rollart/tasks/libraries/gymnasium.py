@@ -2,8 +2,8 @@
 
     rollart.Task("gym:FrozenLake-v1", environment_settings={"settings": {"is_slippery": False}})
 
-The first observation has the instructions. An answer that is no action gets an observation that says why, and uses up
-a turn. Where Gymnasium truncates an episode, that is the agent's result.
+The first observation has the instructions. An invalid answer gets an observation with the reason, and uses up a turn.
+Where Gymnasium truncates an episode, that is the agent's result.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # where environments have an interpreter of their own, there 
 
 PACKAGE = "reasoning-gym"
 PER_PROMPT = ("seed", "size")
-"""Settings of every dataset that a prompt decides."""
+"""Dataset settings that the prompt determines; they cannot be configured."""
 RIGHT, WRONG = "Right.", "Wrong."
 
 

@@ -16,7 +16,7 @@ from rollart.config.suggest import did_you_mean
 from rollart.types.errors import RequestError
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-"""What keeps Hugging Face libraries from the network."""
+"""Environment variables that keep Hugging Face libraries offline."""
 FETCH = "Nothing is downloaded during a run; fetch it beforehand"
 _NLTK = re.compile(r"nltk\.download\('([^']+)'\)")
 _imports = threading.RLock()
@@ -100,7 +100,7 @@ class OwnChance:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """The library's calls go here."""
+        """Install this environment's random state for the calls of the library."""
         numpy = sys.modules.get("numpy")
         with _global_chance:
             before, numpy_before = random.getstate(), None if numpy is None else numpy.random.get_state()
