@@ -61,7 +61,7 @@ sandbox-tools: ## install what sandboxes need: bubblewrap, and gVisor's runsc fo
 test-long: $(INSTALLED) ## the tests that take a minute or more, which `make test` leaves out: kills, clusters; as root
 	$(BIN)/pytest -m long --timeout=900 tests $(ARGS)
 
-test-examples: $(INSTALLED) ## whether the snippets of docs/tasks.md learn, each with a real part on the other side
+test-examples: $(INSTALLED) .venv-fields/.installed ## whether the snippets of docs/tasks.md learn, each with a real part on the other side
 	$(BIN)/pytest -m long -s --timeout=900 tests/examples $(ARGS)
 
 # Chat templates of real models, which the token fuzz reads from the packages that ship them.

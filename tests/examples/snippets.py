@@ -1,10 +1,14 @@
 """The tasks that people arrive with, each with a real part on the other side."""
 
+import random
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import words
+from field_parts import field_python
 
 import rollart
 
@@ -15,6 +19,7 @@ ROWS = [
     for country, city in words.COUNTRIES.items()
 ]
 SERVER = [sys.executable, str(HERE.parent / "mcp_server.py")]
+QUESTION = re.compile(r'letter "(.)" appear in the text: "(.*)"')
 SMALL: dict[str, Any] = {"max_turn_tokens": 2, "max_context": 64, "environments": 16, "prompt": "{question}"}
 
 
@@ -37,6 +42,14 @@ def looked_up(t: rollart.Transcript) -> float:
     return called * (0.2 + 0.8 * correct(t))
 
 
+def counts(observations: Sequence[str], chance: random.Random) -> str:
+    """Plays `count`: right about half of the time."""
+    found = QUESTION.search(observations[0])
+    assert found
+    letter, text = found.groups()
+    return str(text.lower().count(letter)) if chance.random() < 0.4 else str(chance.randrange(5))
+
+
 def task(name: str) -> rollart.Task:
     match name:
         case "rows":
@@ -46,15 +59,39 @@ def task(name: str) -> rollart.Task:
         case "mcp":
             tools = rollart.mcp(SERVER, tools=["capital"])
             return rollart.Task(prompts=ROWS, tools=tools, reward=looked_up, max_turns=3, **SMALL)
+        case "count":
+            short = {"settings": {"min_words": 1, "max_words": 2}}
+            python = field_python("fields")
+            return rollart.Task(
+                "reasoning_gym:letter_counting",
+                python=python,
+                environment_settings=short,
+                max_turns=1,
+                **SMALL | {"prompt": "", "max_context": 160},
+            )
     raise ValueError(name)
 
 
-def run(name: str, **changes: Any) -> rollart.Result:
+def start(name: str, out: Path) -> dict[str, Any]:
+    """The model that a run starts from, and its codec."""
+    if name != "count":
+        # So few words that a model with random weights is right now and then.
+        return {"model": rollart.tiny_model(words.Words.vocabulary), "codec": f"{HERE / 'words.py'}:Words"}
+    trained = rollart.sft(
+        model=rollart.tiny_model(),
+        tasks={name: task(name)},
+        demonstrations={name: counts},
+        sft={"episodes": 300, "epochs": 6},
+        out=out.with_name("sft"),
+    )
+    return {"model": str(trained.model)}
+
+
+def run(name: str, out: Path, **changes: Any) -> rollart.Result:
     settings: dict[str, Any] = {
-        "model": rollart.tiny_model(words.Words.vocabulary),
-        "codec": f"{HERE / 'words.py'}:Words",
+        **start(name, out),
         "batch": {"trajectories": 32, "group_size": 8},
         "trainer": {"learning_rate": 2e-3},
         "tasks": {name: task(name)},
     }
-    return rollart.run(**{**settings, **changes})
+    return rollart.run(out=out, **{**settings, **changes})

@@ -11,7 +11,7 @@ import snippets
 from rollart.app.transcript_store import read_transcripts
 from rollart.types.errors import RequestError
 
-NAMES = ["rows", "functions", "mcp"]
+NAMES = ["rows", "functions", "mcp", "count"]
 
 
 def needs(name: str, runtime: str = "inline") -> None:
@@ -25,14 +25,14 @@ def needs(name: str, runtime: str = "inline") -> None:
     [
         *((name, "inline") for name in NAMES),
         ("mcp", "ray"),
-        *(pytest.param(name, "ray", marks=pytest.mark.long) for name in NAMES[:2]),
+        *(pytest.param(name, "ray", marks=pytest.mark.long) for name in NAMES if name != "mcp"),
     ],
 )
 def test_two_steps(name: str, runtime: str, tmp_path: Path) -> None:
     needs(name, runtime)
     result = snippets.run(name, steps=2, out=tmp_path / "run", runtime=runtime, eval_every=2)
     assert result.report.steps == 2
-    if name == "rows":
+    if name in ("rows", "count"):
         return
     stored = [each.transcript() for each in read_transcripts(tmp_path / "run" / "transcripts")]
     called = [(t, turn, after) for t in stored for turn, after in zip(t.turns, t.turns[1:], strict=False) if turn.calls]
@@ -58,7 +58,7 @@ def test_a_closure_is_a_tool_of_this_process_only(tmp_path: Path) -> None:
     snippets.run("functions", tasks={"functions": task}, steps=1, out=tmp_path / "run")
     assert asked
     with pytest.raises(RequestError, match="environment"):
-        snippets.run("functions", tasks={"functions": rollart.Task(tools=[capital])}, steps=1)
+        snippets.run("functions", tmp_path / "refused", tasks={"functions": rollart.Task(tools=[capital])}, steps=1)
 
 
 @pytest.mark.long
