@@ -20,6 +20,7 @@ from sandbox_parts import own_sandboxes, public_folder
 
 from rollart.backends.sandboxes.bubblewrap import BubblewrapSandbox, BubblewrapSandboxes
 from rollart.backends.sandboxes.launcher.init_program import MACHINES
+from rollart.types.errors import SandboxFileError
 from rollart.types.sandboxes import ExecResult, Limits, SandboxSpec
 
 SECRET = "4f1d-secret-of-the-host"
