@@ -27,7 +27,8 @@ venv: $(INSTALLED) ## create .venv with the pinned versions; does nothing while 
 
 # Tests that a full machine does not disturb: they run side by side, on all cores.
 SIDE_BY_SIDE := $(addprefix tests/,algo config control observe policy sim tasks types)
-# The rest starts processes, or shares something within a file: two at a time, each file in one of them, the longest first.
+# The rest starts processes and waits for them, or shares something within a file: three at a time, each file in one of
+# them, the longest first.
 FIRST := $(addprefix tests/,cluster tools) $(wildcard tests/test_*.py) $(addprefix tests/,app distributed)
 BY_FILE := $(FIRST) $(filter-out $(SIDE_BY_SIDE) $(FIRST) %__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) src
 
@@ -45,7 +46,7 @@ test: $(INSTALLED) ## lint, types, import contracts, tests: all that has to hold
 	$(BIN)/mypy tools
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/pytest -n auto $(SIDE_BY_SIDE)
-	$(BIN)/pytest -n 2 --dist loadfile $(BY_FILE)
+	$(BIN)/pytest -n 3 --dist loadfile --durations=25 $(BY_FILE)
 
 # Without these the tests on nodes are skipped, each with the reason.
 cluster-tools: ## install what the tests on nodes need: iproute2, by apt-get as root
