@@ -1,5 +1,6 @@
 """Resolving `auto` for real runs, and what `--dry-run` shows of it."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from rollart.backends.engines.checkpoint_config import read_shape
 from rollart.cli.render import show_devices
 from rollart.config.load import check
 from rollart.config.schema import RunConfig
+from rollart.observe.journal import SqliteJournal
 from rollart.types.errors import ConfigError, RequestError
 from rollart.types.messages import Role
 from rollart.types.placement import ACCELERATOR, Node
@@ -119,6 +121,16 @@ def test_a_damaged_split_does_not_stop_a_resume(tmp_path: Path) -> None:
     (tmp_path / "journal.sqlite").touch()
     (tmp_path / "devices.json").touch()
     assert not plan_devices(config(2, trainer={"ranks": 3}), nodes(), tmp_path).costs.measured
+
+
+@pytest.mark.parametrize("has_tables", [False, True])
+def test_a_run_that_was_killed_before_its_first_event_can_be_resumed(tmp_path: Path, has_tables: bool) -> None:
+    plan = plan_devices(config(2, trainer={"ranks": 3}), nodes())
+    leave_split(tmp_path, plan)
+    (tmp_path / "journal.sqlite").touch()
+    if has_tables:
+        asyncio.run(SqliteJournal(tmp_path / "journal.sqlite").close())
+    assert plan_devices(config(2, trainer={"ranks": 3}), nodes(), tmp_path) == plan
 
 
 def test_shared_gpus_are_reserved_in_part() -> None:

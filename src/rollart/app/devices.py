@@ -19,7 +19,7 @@ from rollart.config.schema import RunConfig
 from rollart.config.tasks import AUTO
 from rollart.control.trainer import POOL as TRAINER
 from rollart.distributed.node_probe import free_memory_bytes, gpu_count
-from rollart.observe.journal import fold_journal
+from rollart.observe.journal import fold_journal, read_since_snapshot
 from rollart.observe.report import Report
 from rollart.policy.devices import MAX_RANKS, Costs, Split, best_split, chooses, device_of, estimated
 from rollart.policy.memory import ModelSize, Part, engine_memory, total, trainer_memory
@@ -188,6 +188,8 @@ def _measured(config: RunConfig, earlier: Path | None) -> Costs | None:
         ranks = msgspec.json.decode((earlier / DEVICES).read_bytes(), type=_Written).ranks
     except msgspec.MsgspecError:
         return None  # damaged: the costs are estimated again
+    if next(read_since_snapshot(earlier / JOURNAL), None) is None:
+        return None  # killed before any event was durable
     report = fold_journal(earlier / JOURNAL)[1].finish()[1]
     if report is None or not report.steps:
         return None
