@@ -235,7 +235,7 @@ class BubblewrapSandbox:
     ) -> None:
         self._source, self._spec = source, spec
         self.layers = layers
-        """Of snapshots, that it is made of."""
+        """Snapshot layers that it is made of."""
         self._connection = connection
         self._lock = threading.Lock()
         self._closed = False

@@ -15,7 +15,7 @@ CHUNK = 2**18
 EACH_MODE = 0o777
 MAX_DEPTH = 200
 MAX_PATH_BYTES = 3000
-"""Of a path below what is copied: all that comes after may walk it recursively, and give it to a system call."""
+"""Limits of a path below the copied folder, which later code may walk recursively and pass to system calls."""
 
 
 class Unreasonable(OSError):
