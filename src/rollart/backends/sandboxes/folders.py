@@ -82,7 +82,7 @@ def receive_folder(target: Path, *, max_bytes: int, max_files: int) -> Iterator[
     reader, writer = os.pipe()
     problems: list[str] = []
     faults: list[OSError] = []
-    """Of this machine, whose disk may be full."""
+    """Errors of this machine, such as a full disk, are faults."""
 
     def run() -> None:
         with open(reader, "rb") as pipe:
